@@ -1,0 +1,28 @@
+# Each target alone is enough on a fresh machine with Python >= 3.10, pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+.PHONY: run test bench clean
+
+run: $(STAMP)
+	$(BIN)/recast run recipes/mixture.yaml --out runs/mixture
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/sinkhorn.py
+	$(BIN)/python benchmarks/estimator.py
+
+# The stamp is written last and renamed into place, so an interrupted install leaves none.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("recast needs Python >= 3.10, not " + sys.version.split()[0] if sys.version_info < (3, 10) else 0)'
+	rm -f $@
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@.new && mv $@.new $@
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,238 @@
+"""The command line: one verb per stage, each a thin call into the module of that name."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from recast._version import __version__
+from recast.errors import RecastError
+
+
+class _Group(TyperGroup):
+    """Turns bad input into one sentence and exit code 2, and warnings into plain lines."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+        try:
+            return super().invoke(ctx)
+        except RecastError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="When each reward counts: from gain curves to a reward-by-timestep weight matrix.",
+)
+console = Console()
+
+RecipeFile = Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/mixture.yaml.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Settings to change, as section.key=value.", show_default=False)
+]
+RunFolder = Annotated[Path, typer.Option("--out", help="The folder that collects the run's artifacts.")]
+Budget = Annotated[str | None, typer.Option("--budget", help="How much each reward counts: name=number,name=number,…")]
+MethodName = Annotated[str, typer.Option("--method", help="sinkhorn, static, row, hard, shared, reversed or shuffled.")]
+Tau = Annotated[float, typer.Option("--tau", help="Sinkhorn temperature: below 1 sharper, above 1 flatter.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"recast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options before any verb."""
+
+
+@app.command()
+def estimate(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Path("runs/recast")) -> None:
+    """Measure gain curves: RUN/gains.json, and RUN/exact.json where the truth is known.
+
+    Example: `recast estimate recipes/mixture.yaml estimate.noisings=2 --out runs/mixture`
+    """
+    from recast import config, run
+
+    run.estimate(config.load(recipe, overrides or []), out, _progress)
+    console.print(f"wrote {out / 'gains.json'} and {out / 'exact.json'}")
+
+
+@app.command()
+def weigh(
+    source: Annotated[Path, typer.Argument(help="gains.json, or a recipe whose RUN folder has one.")],
+    overrides: Overrides = None,
+    budget: Budget = None,
+    method: MethodName = "sinkhorn",
+    tau: Tau = 1.0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where to write; default weights.json beside the curves (a recipe: its RUN)."),
+    ] = None,
+) -> None:
+    """Turn gain curves and a budget into W: weights.json, a table and a heatmap.
+
+    Example: `recast weigh gains.json --budget clipscore=1,ocr=2`
+    """
+    from recast.core.curves import GainCurves
+    from recast.weigh import weigh as solve
+
+    if source.suffix in (".yaml", ".yml"):
+        from recast import config, run
+
+        if budget is not None or method != "sinkhorn" or tau != 1.0:
+            raise RecastError("with a recipe, set the budget as weigh.budget.NAME=1, and weigh.method and weigh.tau")
+        folder = out or Path("runs/recast")
+        settings = config.load(source, overrides or [])
+        curves = GainCurves.load(folder / "gains.json")
+        weights, target = run.weigh_recipe(settings, curves, folder), folder / "weights.json"
+    else:
+        if overrides:
+            raise RecastError(f"{overrides[0]!r} belongs to a recipe; with a gains file use --budget, --method, --tau")
+        curves = GainCurves.load(source)
+        weights = solve(curves, _budget(budget, curves.rewards), method, tau=tau)  # type: ignore[arg-type]
+        target = weights.save(out or source.parent / "weights.json")
+    _show_weights(curves, weights)
+    console.print(f"wrote {target}")
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="gains.json to compare from.")],
+    second: Annotated[Path, typer.Argument(help="gains.json to compare to.")],
+    resample: Annotated[
+        bool, typer.Option("--resample", help="Resample the second onto the first's grid if they differ.")
+    ] = False,
+) -> None:
+    """Compare two gain curves reward by reward: correlations, peaks, total gain and what remains of it.
+
+    Example: `recast compare base/gains.json trained/gains.json`
+    """
+    from recast.core.curves import GainCurves, remaining
+    from recast.core.curves import compare as compare_curves
+    from recast.report import tables
+
+    a, b = GainCurves.load(first), GainCurves.load(second)
+    if resample:
+        b = b.resample(a.sigmas)
+    elif a.steps != b.steps:
+        raise RecastError(
+            f"{first} has T = {a.steps} and {second} T = {b.steps}: add --resample to put the second onto the first's grid"
+        )
+    console.print(tables.comparison_table(compare_curves(a, b), str(first), str(second)))
+    console.print(tables.remaining_table(remaining(a, b), str(first), str(second)))
+
+
+@app.command()
+def plot(
+    gains: Annotated[Path, typer.Argument(help="gains.json to draw.")],
+    budget: Budget = None,
+    method: MethodName = "sinkhorn",
+    tau: Tau = 1.0,
+    truth: Annotated[Path | None, typer.Option("--truth", help="Another gains.json to draw dotted.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File stem; default the name of the curves, beside them.")
+    ] = None,
+) -> None:
+    """Draw the three-panel figure (gain, normalised gain, W) as PNG and PDF.
+
+    Example: `recast plot gains.json --budget clipscore=1,ocr=2 --out figures/gains`
+    """
+    from recast.core.curves import GainCurves
+    from recast.weigh import weigh as solve
+
+    curves = GainCurves.load(gains)
+    weights = solve(curves, _budget(budget, curves.rewards), method, tau=tau)  # type: ignore[arg-type]
+    exact = None if truth is None else GainCurves.load(truth).select(curves.rewards)
+    for path in _draw(curves, weights, out or gains.with_suffix(""), exact):
+        console.print(f"wrote {path}")
+
+
+@app.command()
+def run(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Path("runs/recast")) -> None:
+    """All stages of a recipe: estimate, weigh, compare with the truth, plot.
+
+    Example: `recast run recipes/mixture.yaml --out runs/mixture`
+    """
+    from recast import config
+    from recast import run as stages
+    from recast.core.curves import compare as compare_curves
+    from recast.report import tables
+
+    settings = config.load(recipe, overrides or [])
+    curves, truth = stages.estimate(settings, out, _progress)
+    weights = stages.weigh_recipe(settings, curves, out)
+    _show_weights(curves, weights)
+    console.print(tables.comparison_table(compare_curves(truth, curves), "exact", "estimated"))
+    figures = _draw(curves, weights, out / "gains", truth)
+    console.print(
+        f"\n{stages.verdict(settings, curves, truth, weights)}\n"
+        f"wrote {', '.join(str(out / name) for name in ('gains.json', 'exact.json', 'weights.json'))} "
+        f"and {', '.join(str(path) for path in figures)}"
+    )
+
+
+def _budget(text: str | None, rewards: tuple[str, ...]) -> dict[str, float]:
+    """`name=number,name=number` to a mapping; every reward alike when nothing is given."""
+    if text is None:
+        return dict.fromkeys(rewards, 1.0)
+    budget: dict[str, float] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, equals, number = (piece.strip() for piece in part.partition("="))
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if not (equals and name) or not 0 <= value < float("inf"):
+            raise RecastError(f"the budget {text!r} has {part!r}, where name=number with a number >= 0 is needed")
+        if name in budget:
+            raise RecastError(f"the budget {text!r} names {name} twice")
+        budget[name] = value
+    return budget
+
+
+def _show_weights(curves: Any, weights: Any) -> None:
+    from recast.report import tables
+
+    console.print(tables.weights_table(weights, curves))
+    for note in tables.notes(weights, curves):
+        console.print(f"note: {note}")
+
+
+def _draw(curves: Any, weights: Any, stem: Path, truth: Any) -> list[Path]:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise RecastError("figures need matplotlib: pip install 'recast-diffusion[plot]'") from None
+    from recast.report import figures
+
+    return figures.save(figures.gain_figure(curves, weights, truth), stem)
+
+
+def _progress(items: Iterable[int], title: str, total: int) -> Iterable[int]:
+    from rich.progress import track
+
+    return track(items, description=title, total=total, console=Console(stderr=True))
+
+
+def main() -> None:
+    """Entry point of the `recast` command."""
+    app()

@@ -1,0 +1,122 @@
+"""Recipes: typed, frozen settings of every stage, from YAML and `key=value` overrides."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from recast.core import artifact, renyi
+from recast.errors import RecastError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WorldConfig(_Section):
+    """The exact world: one random Gaussian mixture per prompt."""
+
+    kind: Literal["mixture"] = "mixture"
+    dimension: int = Field(32, ge=1)
+    modes: int = Field(6, ge=1)
+    prompts: int = Field(20, ge=1)
+    seed: int = 0
+
+
+class EstimateConfig(_Section):
+    """How gain curves are measured."""
+
+    estimator: Literal["coupled", "paper"] = "coupled"
+    steps: int = Field(25, ge=1, description="T, the number of denoising steps")
+    shift: float = Field(3.0, gt=0, description="shift of the scheduler's grid")
+    samples: int = Field(8, ge=1, description="N, proposals per prompt")
+    noisings: int = Field(4, ge=1, description="noisings of each proposal (coupled)")
+    rollouts: int = Field(1, ge=1, description="K, rollouts from each noised proposal")
+    spacing: float = Field(0.7, gt=0, description="log-SNR between the levels rollouts visit (coupled)")
+    sampler: Literal["euler", "dpm2", "sde", "ancestral", "ancestral2"] = "ancestral"
+    alpha: float = 2.0
+    aggregate: Literal["prompt-mean", "pooled"] = "prompt-mean"
+    seed: int = Field(0, ge=0)
+
+    @field_validator("alpha")
+    @classmethod
+    def _usable(cls, value: float) -> float:
+        return renyi.check_alpha(value)
+
+
+class WeighConfig(_Section):
+    """How W is made from the curves; an empty budget counts every reward alike."""
+
+    budget: dict[str, float] = Field(default_factory=dict)
+    method: Literal["sinkhorn", "static", "row", "hard", "shared", "reversed", "shuffled"] = "sinkhorn"
+    tau: float = Field(1.0, gt=0)
+    seed: int = Field(0, ge=0)
+
+
+class Recipe(_Section):
+    """Settings of all stages."""
+
+    world: WorldConfig = WorldConfig()
+    estimate: EstimateConfig = EstimateConfig()
+    weigh: WeighConfig = WeighConfig()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the resolved recipe as YAML, atomically."""
+        return artifact.write_text(path, yaml.safe_dump(self.model_dump(), sort_keys=False))
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from a YAML file, with `section.key=value` overrides on top."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise RecastError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise RecastError(f"{path}: not a valid YAML file: {reason}") from error
+    if not isinstance(content, dict):
+        raise RecastError(f"{path}: a recipe is a mapping of sections, not a {type(content).__name__}")
+    for override in overrides:
+        _apply(content, override)
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise RecastError(f"{path}: {_sentence(error)}") from error
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise RecastError(f"an override has the form section.key=value, not {override!r}")
+    *parents, last = key.split(".")
+    target = content
+    for name in parents:
+        below = target.setdefault(name, {})
+        if not isinstance(below, dict):
+            raise RecastError(f"the override {override!r} goes below {name!r}, which is a value and not a section")
+        target = below
+    try:
+        target[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecastError(f"the value of the override {override!r} is not valid YAML") from error
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first problem pydantic found, in one sentence; for an unknown key, the nearest known one."""
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] != "extra_forbidden":
+        reason = problem["msg"].removeprefix("Value error, ")
+        return f"{where} = {problem['input']!r}: {reason[0].lower()}{reason[1:]}"
+    section: type[BaseModel] = Recipe
+    for part in problem["loc"][:-1]:
+        section = section.model_fields[str(part)].annotation or Recipe
+    known = list(section.model_fields)
+    close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known keys are {', '.join(known)}"
+    return f"unknown key {where!r}; {hint}"

@@ -1,0 +1,84 @@
+"""The level grid σ_0 = 0 (clean) … σ_T = 1 (noise) that every other array is laid out on.
+
+Arrays over levels have T+1 entries, t = 0..T. Arrays over steps have T entries and column j holds the
+step t = j+1, which starts at σ_t: the first column is the cleanest step, the last the noisiest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from recast.errors import RecastError
+
+Array = NDArray[np.float64]
+
+_END_TOLERANCE = 1e-6  # a float32 scheduler's idea of 0 and 1
+
+
+def grid(sigmas: ArrayLike) -> Array:
+    """Validated grid (T+1,), strictly increasing from exactly 0 to exactly 1, from an explicit list."""
+    try:
+        levels = np.array(sigmas, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise RecastError(f"sigmas must be a list of numbers from 0 to 1, not {sigmas!r:.80}") from error
+    if levels.ndim != 1 or levels.size < 2:
+        raise RecastError(f"sigmas must be a list of T+1 >= 2 levels, not an array of shape {levels.shape}")
+    if not np.isfinite(levels).all():
+        raise RecastError(f"sigmas must be finite, but level {int(np.argmin(np.isfinite(levels)))} is not")
+    if abs(levels[0]) > _END_TOLERANCE or abs(levels[-1] - 1) > _END_TOLERANCE:
+        raise RecastError(
+            f"sigmas must run from 0 (clean) to 1 (noise), not from {levels[0]:g} to {levels[-1]:g}; "
+            "for a scheduler's descending list use schedule.from_scheduler"
+        )
+    levels[0], levels[-1] = 0.0, 1.0
+    rises = np.diff(levels) > 0
+    if not rises.all():
+        t = int(np.argmin(rises)) + 1
+        raise RecastError(f"sigmas must increase strictly, but sigma_{t} = {levels[t]:g} follows {levels[t - 1]:g}")
+    return levels
+
+
+def from_scheduler(sigmas: Any) -> Array:
+    """Grid from a diffusers scheduler's `sigmas` after `set_timesteps(T)`: T+1 numbers, 1 down to 0.
+
+    Takes a list, an array or a tensor. A scheduler that stops above 0 gets the final 0 appended, as
+    its own sampling loop does.
+    """
+    values = np.asarray(sigmas.tolist() if hasattr(sigmas, "tolist") else sigmas, dtype=np.float64)
+    if values.ndim != 1 or values.size < 1 or (values.size > 1 and values[0] < values[-1]):
+        raise RecastError(
+            "a scheduler's sigmas must be one list that falls from 1 to 0: call set_timesteps(T) first, "
+            "and use schedule.grid for a rising list"
+        )
+    if values[-1] > _END_TOLERANCE:
+        values = np.append(values, 0.0)
+    return grid(values[::-1])
+
+
+def from_shift(steps: int, shift: float = 3.0, train_steps: int = 1000) -> Array:
+    """Grid of diffusers' `FlowMatchEulerDiscreteScheduler(shift=shift)` for T = `steps`, without torch.
+
+    That scheduler shifts its training sigmas once, spaces T levels evenly between their ends, and
+    shifts again; the cleanest step is therefore almost nothing (0.0089 at shift 3). Where the pipeline
+    is at hand, take its own list with `from_scheduler`.
+    """
+    if steps < 1:
+        raise RecastError(f"steps must be at least 1, not {steps}")
+    if not shift > 0:
+        raise RecastError(f"shift must be positive, not {shift:g}")
+
+    def shifted(sigma: Array) -> Array:
+        return shift * sigma / (1 + (shift - 1) * sigma)
+
+    lowest = float(shifted(np.array(1 / train_steps)))
+    return grid(np.append(0.0, shifted(np.linspace(1.0, lowest, steps))[::-1]))
+
+
+def same(a: Sequence[float] | Array, b: Sequence[float] | Array) -> bool:
+    """Whether two grids are the same up to the float32 rounding of schedulers."""
+    first, second = np.asarray(a), np.asarray(b)
+    return first.shape == second.shape and bool(np.allclose(first, second, rtol=0, atol=_END_TOLERANCE))

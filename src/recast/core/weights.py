@@ -1,0 +1,146 @@
+"""WeightMatrix: what `recast weigh` leaves and a trainer reads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recast.core import artifact, schedule
+from recast.core.curves import check_names
+from recast.errors import RecastError
+
+Array = NDArray[np.float64]
+FORMAT = "recast.weights"
+
+
+@dataclass(frozen=True)
+class WeightMatrix:
+    """W (m, T): how much of its budget each reward spends at each step.
+
+    Rows are `rewards` and sum to `budget`; column j is the step t = j+1, which starts at σ_t. `info` has
+    what the solver reported.
+    """
+
+    rewards: tuple[str, ...]
+    sigmas: Array
+    matrix: Array
+    budget: Array
+    method: str = "sinkhorn"
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # the dataclass is frozen; this is its constructor
+        put(self, "rewards", check_names(self.rewards))
+        put(self, "sigmas", schedule.grid(self.sigmas))
+        put(self, "matrix", np.array(self.matrix, dtype=np.float64))
+        put(self, "budget", np.array(self.budget, dtype=np.float64))
+        shape = (len(self.rewards), self.sigmas.size - 1)
+        if self.matrix.shape != shape or self.budget.shape != shape[:1]:
+            raise RecastError(
+                f"W must have the shape (rewards, steps) = {shape} and the budget {shape[:1]}, "
+                f"not {self.matrix.shape} and {self.budget.shape}"
+            )
+        if not (np.isfinite(self.matrix).all() and (self.matrix >= 0).all()):
+            raise RecastError("W must be finite and non-negative")
+        off = float(np.abs(self.matrix.sum(axis=1) - self.budget).max())
+        if off > 1e-6:
+            raise RecastError(f"the rows of W must sum to the budget, but one is off by {off:.3g}")
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        return self.sigmas.size - 1
+
+    def columns(self, sigmas: Any) -> Any:
+        """Column of W for each σ, in the shape of `sigmas`: the step whose start σ_t is nearest."""
+        xp = _namespace(sigmas)
+        levels = sigmas if xp is not np else np.asarray(sigmas, dtype=np.float64)
+        inside = (levels >= 0) & (levels <= 1)
+        if not bool(inside.all()):
+            raise RecastError(f"sigmas must lie between 0 and 1, but one is {float(levels[~inside].reshape(-1)[0]):g}")
+        starts = self.sigmas[1:]
+        between = (starts[1:] + starts[:-1]) / 2
+        return xp.searchsorted(_like(between, levels), levels)
+
+    def mix(self, rewards: Any, sigmas: Any = None) -> Any:
+        """r_t = Σ_i T·W[i,t]·r_i (Eq. two-level-master): rewards (B, m) to (B, T).
+
+        With `sigmas` (B, k), each slot's own noise level in any order, to (B, k) instead: trainers
+        shuffle timesteps per sample, and a slot is not a step. NaN in `rewards` means that the reward
+        does not apply: it drops out and the others' weights are scaled up to the column's total. NumPy
+        in, NumPy out; torch in, torch out, on the same device.
+        """
+        xp = _namespace(rewards)
+        values = rewards if xp is not np else np.asarray(rewards, dtype=np.float64)
+        if values.ndim != 2 or values.shape[1] != len(self.rewards):
+            raise RecastError(
+                f"rewards must have the shape (batch, {len(self.rewards)}), one column each for "
+                f"{', '.join(self.rewards)}, not {tuple(values.shape)}"
+            )
+        if xp is not np and not values.is_floating_point():
+            values = values.to(xp.get_default_dtype())
+        weights = _like(self.matrix * self.steps, values)
+        if sigmas is None:
+            return _mix(values, weights, xp)
+        columns = self.columns(sigmas)
+        if columns.ndim != 2 or columns.shape[0] != values.shape[0]:
+            raise RecastError(f"sigmas must have the shape ({values.shape[0]}, slots), not {tuple(columns.shape)}")
+        mixed = _mix(values, weights, xp)
+        return xp.take_along_axis(mixed, columns, 1) if xp is np else mixed.gather(1, columns)
+
+    def save(self, path: str | Path) -> Path:
+        """Write `weights.json`, atomically."""
+        fields = {
+            "rewards": self.rewards,
+            "method": self.method,
+            "budget": self.budget,
+            "sigmas": self.sigmas,
+            "matrix": self.matrix,
+            "info": self.info,
+        }
+        return artifact.write(path, FORMAT, fields)
+
+    @classmethod
+    def load(cls, path: str | Path) -> WeightMatrix:
+        """Read `weights.json`; a wrong, truncated or inconsistent file is an error that names it."""
+        content = artifact.read(path, FORMAT)
+        try:
+            return cls(
+                rewards=tuple(artifact.field(content, "rewards", path)),
+                sigmas=artifact.array(content, "sigmas", path, 1),
+                matrix=artifact.array(content, "matrix", path, 2),
+                budget=artifact.array(content, "budget", path, 1),
+                method=str(artifact.field(content, "method", path)),
+                info=content.get("info", {}),
+            )
+        except (RecastError, TypeError, ValueError) as error:
+            raise RecastError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+
+
+def _mix(values: Any, weights: Any, xp: Any) -> Any:
+    applies = values == values  # false for NaN
+    mixed = xp.where(applies, values, xp.zeros_like(values)) @ weights
+    if bool(applies.all()):
+        return mixed
+    present = xp.where(applies, xp.ones_like(values), xp.zeros_like(values)) @ weights
+    scale = weights.sum(0) / xp.where(present > 0, present, xp.full_like(present, float("nan")))
+    return mixed * scale
+
+
+def _namespace(values: Any) -> Any:
+    """`torch` for a tensor, else `numpy`; torch is never imported for someone who has no tensor."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(values, torch.Tensor) else np
+
+
+def _like(array: Array, values: Any) -> Any:
+    """`array` as the same kind of object as `values`, with its dtype and device."""
+    if isinstance(values, np.ndarray):
+        return array
+    return sys.modules["torch"].as_tensor(array, dtype=values.dtype, device=values.device)

@@ -1,0 +1,237 @@
+"""The numerical heart of `estimate`: conditional rewards μ by rollouts from noised proposals.
+
+Both estimators take one prompt's velocity, clean proposal samples x̃_0 (N, ...) of any shape, the grid
+σ_0..σ_T and a scorer, and return the score of every rollout. What becomes of them (α, aggregation over
+prompts, gains) is `recast.core.renyi`'s business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from recast.core import schedule
+from recast.errors import RecastError
+from recast.flow import sampling
+from recast.flow.policy import Velocity
+
+Array = NDArray[np.float64]
+Estimator = Literal["coupled", "paper"]
+ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
+Scorer = Callable[[Tensor], "Tensor | Array"]
+"""Scores of clean samples by every reward: (B, ...) to (m, B)."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Scores (m, T+1, S, K) of K rollouts from each of S noised samples at each level.
+
+    Level 0 needs no rollout: its entries repeat the score of x̃_0 itself. `evaluations` counts velocity
+    evaluations, one a sample and step.
+    """
+
+    scores: Array
+    evaluations: int
+
+    @property
+    def mu(self) -> Array:
+        """Conditional rewards μ̂ (m, T+1, S): the mean over rollouts."""
+        return self.scores.mean(axis=-1)
+
+
+def rollouts(
+    velocity: Velocity,
+    clean: Tensor,
+    sigmas: ArrayLike,
+    score: Scorer,
+    *,
+    estimator: Estimator = "coupled",
+    noisings: int = 4,
+    repeats: int = 1,
+    levels: Sequence[float] | None = None,
+    sampler: sampling.Method = "ancestral",
+    seed: int = 0,
+) -> Rollouts:
+    """Rollouts of one prompt by either estimator.
+
+    `coupled`: `noisings` noisings of each proposal, `repeats` rollouts from each (1 is best at α = 2;
+    keep at least 4 otherwise), along `levels` (default `rollout_levels(sigmas)`). `paper`: Alg. 1, one fresh
+    noising of each proposal at each level and `repeats` (K) rollouts along the grid with `sampler`.
+    """
+    grid = schedule.grid(sigmas).tolist()
+    if clean.ndim < 2 or len(clean) < 1:
+        raise RecastError(f"proposals must be a batch (N, ...) of at least one sample, not {tuple(clean.shape)}")
+    if repeats < 1 or noisings < 1:
+        raise RecastError(f"noisings and repeats must be at least 1, not {noisings} and {repeats}")
+    if estimator == "paper":
+        return paper(velocity, clean, grid, score, repeats, sampler, seed)
+    if estimator == "coupled":
+        return coupled(velocity, clean, grid, score, noisings, repeats, levels, seed)
+    raise RecastError(f"unknown estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
+
+
+def paper(
+    velocity: Velocity,
+    clean: Tensor,
+    grid: Sequence[float],
+    score: Scorer,
+    repeats: int = 16,
+    sampler: sampling.Method = "ancestral",
+    seed: int = 0,
+) -> Rollouts:
+    """Alg. 1 as printed: at every level one noising of each x̃_0 and K independent rollouts from it.
+
+    The paper leaves the rollouts' sampler open; only one that draws from the posterior estimates
+    E[r | x_t], so `ancestral` is the default.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    samples = len(clean)
+
+    def noise(x: Tensor) -> Tensor:
+        return torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+
+    table = [np.repeat(_scores(score, clean)[..., None], repeats, axis=-1)]
+    for t in range(1, len(grid)):
+        noised = (1 - grid[t]) * clean + grid[t] * noise(clean)
+        x = noised.repeat_interleave(repeats, dim=0)
+        stochastic = sampler not in sampling.DETERMINISTIC
+        ends = sampling.sample(
+            velocity, x, grid, method=sampler, start=t, noise=(lambda _, x=x: noise(x)) if stochastic else None
+        )
+        table.append(_scores(score, ends).reshape(-1, samples, repeats))
+    steps = len(grid) - 1
+    return Rollouts(np.stack(table, axis=1), samples * repeats * steps * (steps + 1) // 2)
+
+
+def coupled(
+    velocity: Velocity,
+    clean: Tensor,
+    grid: Sequence[float],
+    score: Scorer,
+    noisings: int = 4,
+    repeats: int = 1,
+    levels: Sequence[float] | None = None,
+    seed: int = 0,
+) -> Rollouts:
+    """The same expectation at a fraction of the evaluations: rollouts from all levels share their noise.
+
+    One noise path b_σ from σ = 1 to 0, the ancestral chain of a clean sample at the origin, serves a
+    noising: it starts at x_t = (1−σ_t) x̃_0 + b_{σ_t} for every t, and a rollout's step from σ to σ' adds
+    b_σ' − A b_σ, the path's own noise between the two. So adjacent levels' rollouts differ only in that
+    one of them took x̂0 for x̃_0 over one step, and their difference, the gain, has little noise. Half
+    the paths are the mirror images of the other half. Rollouts walk down `levels` (`ancestral2`), not
+    the grid; all that stand at one level take their step as one batch.
+    """
+    walk = _check_levels(rollout_levels(grid) if levels is None else levels)
+    every = sorted({*grid, *walk})
+    path = dict(zip(every, _noise_paths(clean, every, noisings, repeats, seed), strict=True))
+    stacked = clean.repeat_interleave(noisings, dim=0)[:, None].expand_as(path[0.0])
+    waiting: dict[float, list[_Front]] = {level: [] for level in every}
+    evaluations = 0
+    for level in reversed(every[1:]):
+        fronts = waiting.pop(level)
+        if level in grid:
+            start = (1 - level) * stacked + path[level][:, :1]
+            fronts.append(_Front(grid.index(level), start.expand_as(path[level])))
+        if not fronts:
+            continue
+        x = torch.stack([front.x for front in fronts]).flatten(0, 2)
+        denoised = (x - level * velocity(x, level)).view(len(fronts), *path[level].shape)
+        evaluations += len(x)
+        lower = max(sigma for sigma in walk if sigma < level)
+        keep, pull, _ = sampling.coefficients(level, lower, 1.0)
+        noise = path[lower] - keep * path[level]
+        for front, target in zip(fronts, denoised, strict=True):
+            x = front.x
+            if front.target is not None:
+                x, target = sampling.corrected(x, target, front.target, front.correct)
+            arrival = keep * x + pull * target + noise
+            waiting[lower].append(_Front(front.start, arrival, target, sampling.correction(level, lower)))
+    ends = [stacked, *(front.x for front in sorted(waiting[0.0], key=lambda front: front.start))]
+    scores = _scores(score, torch.stack(ends).flatten(0, 2))
+    return Rollouts(scores.reshape(-1, len(grid), len(stacked), repeats), evaluations)
+
+
+@dataclass(frozen=True)
+class _Front:
+    """Rollouts (S, K, ...) that started at level index `start` and stand where they are now."""
+
+    start: int
+    x: Tensor
+    target: Tensor | None = None
+    correct: float = 0.0
+
+
+def rollout_levels(sigmas: ArrayLike, spacing: float = 0.7, highest: float = 0.97, lowest: float = 0.02) -> list[float]:
+    """Levels that rollouts visit, about `spacing` apart in log-SNR: where x̂0 changes, 0 included.
+
+    A sampler's own grid is dense near σ = 1, where little happens, and takes its last step from 0.1 or
+    more to almost 0, where fine detail is decided. So grid levels closer than ¾ of the spacing are
+    passed over and wider gaps are filled evenly. A smaller spacing costs more and errs less.
+    """
+    if not (spacing > 0 and 0 < lowest < highest < 1):
+        raise RecastError(
+            f"rollout levels need spacing > 0 and 0 < lowest < highest < 1, not {spacing:g}, {lowest:g}, {highest:g}"
+        )
+    visited: list[float] = []
+    for sigma in [*(s for s in schedule.grid(sigmas)[::-1].tolist() if lowest < s <= highest), lowest]:
+        if not visited:
+            visited.append(sigma)
+            continue
+        above, here = _log_snr(visited[-1]), _log_snr(sigma)
+        if here - above < 0.75 * spacing and sigma != lowest:
+            continue
+        parts = max(1, math.ceil((here - above) / spacing - 0.25))
+        between = np.linspace(above, here, parts + 1)[1:-1]
+        visited += [float(1 / (1 + math.exp(value))) for value in between] + [sigma]
+    return [0.0, *visited[::-1]]
+
+
+def _log_snr(sigma: float) -> float:
+    return math.log(1 / sigma - 1)
+
+
+def _check_levels(levels: Sequence[float]) -> list[float]:
+    walk = sorted({0.0, *map(float, levels)})
+    if walk[0] < 0 or walk[-1] >= 1:
+        raise RecastError(f"rollout levels must lie in [0, 1), but they run from {walk[0]:g} to {walk[-1]:g}")
+    return walk
+
+
+def _noise_paths(clean: Tensor, levels: list[float], noisings: int, repeats: int, seed: int) -> list[Tensor]:
+    """Noise paths b (N·noisings, repeats, ...) at each level; each b_σ is N(0, σ²) on its own.
+
+    The paths of proposal n depend on `seed` and n alone, so a prompt's proposals may be split over
+    batches or machines.
+    """
+    drawn = (noisings + 1) // 2
+    images = []
+    for n in range(len(clean)):
+        state = int(np.random.SeedSequence([seed, n]).generate_state(1, np.uint64)[0])
+        generator = torch.Generator().manual_seed(state % 2**63)
+        shape = (len(levels), drawn, repeats, *clean.shape[1:])
+        z = torch.randn(shape, generator=generator, dtype=clean.dtype)
+        images.append(torch.cat([z, -z], dim=1)[:, :noisings])
+    fresh = torch.stack(images, dim=1).flatten(1, 2).to(clean.device)
+    path = fresh[-1]
+    paths = [path]
+    for j in range(len(levels) - 1, 0, -1):
+        keep, _, amount = sampling.coefficients(levels[j], levels[j - 1], 1.0)
+        path = keep * path + amount * fresh[j - 1]
+        paths.append(path)
+    return paths[::-1]
+
+
+def _scores(score: Scorer, samples: Tensor) -> Array:
+    values = score(samples)
+    table = values.detach().cpu().double().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float64)
+    if table.ndim != 2 or table.shape[1] != len(samples):
+        raise RecastError(f"a scorer must return (rewards, {len(samples)}) scores, not the shape {table.shape}")
+    return table

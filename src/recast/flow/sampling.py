@@ -1,0 +1,109 @@
+"""Samplers from any noise level down to clean data, all variations of one exact step.
+
+With x̂0 held fixed over a step, the family of reverse processes that share the flow's marginals has
+the exact solution (q = σ_s α_t / (σ_t α_s), α = 1 − σ)
+
+    x_s = (σ_s/σ_t) q^κ x_t + α_s (1 − q^{1+κ}) x̂0 + σ_s sqrt(1 − q^{2κ}) z.
+
+κ = 0 is the flow ODE (Euler), κ = 1 the ancestral posterior step, κ = η²/2 the SDE with noise
+g = η sqrt(σ/(1−σ)). q is 0 at both ends, so σ_t = 1 and σ_s = 0 need no special case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from recast.errors import RecastError
+from recast.flow.policy import Velocity
+
+Method = Literal["euler", "dpm2", "sde", "ancestral", "ancestral2"]
+METHODS: tuple[Method, ...] = ("euler", "dpm2", "sde", "ancestral", "ancestral2")
+DETERMINISTIC: tuple[Method, ...] = ("euler", "dpm2")
+
+
+def coefficients(sigma_t: float, sigma_s: float, kappa: float) -> tuple[float, float, float]:
+    """Weights of (x_t, x̂0, z) in the step σ_t → σ_s < σ_t with noise κ."""
+    q = sigma_s * (1 - sigma_t) / (sigma_t * (1 - sigma_s))
+    fresh = math.sqrt(max(0.0, 1 - q ** (2 * kappa)))
+    return sigma_s / sigma_t * q**kappa, (1 - sigma_s) * (1 - q ** (1 + kappa)), sigma_s * fresh
+
+
+def correction(sigma_t: float, sigma_s: float) -> float:
+    """Weight of x̂0(x_s) − x̂0(x_t) to add to x_s after an ancestral step: what makes it `ancestral2`.
+
+    Holding x̂0 fixed drops Cov(x_0 | x_t) from the step's variance. x̂0's change over the step has mean 0
+    and carries the same noise z, so adding w times it, beside x̂0's weight in the step, restores the
+    variance and moves no mean: w = ½ (the trapezoid) for short steps, w = 1/(q(1+q)) exactly where the
+    data are smooth at the scale of σ; where they are not, x̂0 does not follow z and w does not matter.
+    w stays at most 1, since a real model's x̂0 errs where q is small.
+    """
+    q = sigma_s * (1 - sigma_t) / (sigma_t * (1 - sigma_s))
+    weight = 1.0 if q * (1 + q) < 1 else 1 / (q * (1 + q))
+    return weight * (1 - sigma_s) * (1 - q * q)
+
+
+def corrected(x: Tensor, clean: Tensor, previous: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """State and x̂0 after the correction of the step that led there, by `weight` of x̂0's change.
+
+    x̂0 was evaluated before the state moved. It is taken to move along one to one, as it does where the
+    data are resolved; where they are not, its change and so the move are 0 already. That saves the second
+    velocity call, and over Gaussian data of any width the posterior variance comes out within 10 % at
+    steps of 0.7 in log-SNR, where plain ancestral steps lose half of it (tests/flow/test_sampling.py).
+    """
+    move = weight * (clean - previous)
+    return x + move, clean + move
+
+
+def sample(
+    velocity: Velocity,
+    x: Tensor,
+    sigmas: Sequence[float],
+    *,
+    method: Method = "dpm2",
+    start: int | None = None,
+    noise: Callable[[int], Tensor] | None = None,
+    eta: float = 0.7,
+) -> Tensor:
+    """Clean samples reached from `x` at level `start` (default T), one velocity call a step.
+
+    `sigmas` is the grid σ_0..σ_T, `noise(s)` the Gaussian noise of the step that arrives at level s,
+    in the shape of `x`. `euler` and `dpm2` (DPM-Solver++ 2M) follow the flow ODE and take no noise;
+    `sde` is the marginal-preserving SDE with `eta`; `ancestral` draws from the Gaussian posterior
+    given x̂0; `ancestral2` corrects that step once x̂0 at its end is known (see `correction`), at no
+    further velocity call.
+    """
+    stochastic = method not in DETERMINISTIC
+    if method not in METHODS:
+        raise RecastError(f"unknown sampler {method!r}: choose one of {', '.join(METHODS)}")
+    if stochastic and noise is None:
+        raise RecastError(f"the sampler {method!r} is stochastic: pass noise, a function from a level to a tensor")
+    kappa = {"sde": eta**2 / 2, "ancestral": 1.0, "ancestral2": 1.0}.get(method, 0.0)
+    start = len(sigmas) - 1 if start is None else start
+    previous: Tensor | None = None  # x̂0 one step back
+    correct = 0.0  # the weight of x̂0's change over the step that led here
+    for t in range(start, 0, -1):
+        clean = x - sigmas[t] * velocity(x, sigmas[t])
+        if method == "ancestral2" and previous is not None:
+            x, clean = corrected(x, clean, previous, correct)
+        target = clean
+        if method == "dpm2" and previous is not None:
+            target = clean + _extrapolation(sigmas, t) * (clean - previous)
+        keep, pull, fresh = coefficients(sigmas[t], sigmas[t - 1], kappa)
+        correct = correction(sigmas[t], sigmas[t - 1])
+        x = keep * x + pull * target
+        if noise is not None and fresh > 0:
+            x = x + fresh * noise(t - 1)
+        previous = clean
+    return x
+
+
+def _extrapolation(sigmas: Sequence[float], t: int) -> float:
+    """h_t / (2 h_{t+1}) in log-SNR: 0, first order, where one of the two steps is infinitely long."""
+    if sigmas[t + 1] == 1 or sigmas[t - 1] == 0:
+        return 0.0
+    older, here, newer = (math.log((1 - sigmas[k]) / sigmas[k]) for k in (t + 1, t, t - 1))
+    return (newer - here) / (2 * (here - older))

@@ -1,0 +1,86 @@
+"""Tables for the terminal, with rich."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from recast.core.curves import Comparison, GainCurves, Remaining
+from recast.core.weights import WeightMatrix
+
+SHADES = " ░▒▓█"
+LITTLE_GAIN = 0.02
+"""Total gain below which a curve is mostly noise (SHAPES.md measured 0.009 taking 99.6 % of a step)."""
+
+
+def weights_table(weights: WeightMatrix, curves: GainCurves) -> Table:
+    """One row per reward: budget, total gain, the steps where gain and weight peak, and a heatmap."""
+    table = Table(title=f"W by {weights.method}, T = {weights.steps}", title_justify="left")
+    for header in ("reward", "budget", "gain", "peak t", "W's"):
+        table.add_column(header, justify="left" if header == "reward" else "right", no_wrap=True)
+    table.add_column("T·W/budget, clean → noise", no_wrap=True)
+    for i, name in enumerate(weights.rewards):
+        total, peak = "-", "-"
+        if name in curves.rewards:
+            row = curves.rewards.index(name)
+            total, peak = f"{curves.total[row]:.4g}", str(int(curves.gains[row].argmax()) + 1)
+        share = weights.matrix[i] * weights.steps / max(weights.budget[i], 1e-300)
+        top = str(int(weights.matrix[i].argmax()) + 1)
+        table.add_row(name, f"{weights.budget[i]:.4g}", total, peak, top, heatmap(share))
+    return table
+
+
+def heatmap(share: np.ndarray) -> Text:
+    """One shaded cell per step: blank at 0, half at 1 (the static weight), full from 2 on.
+
+    Shade and colour say the same, so it reads without either.
+    """
+    text = Text()
+    width = 2 if share.size <= 16 else 1
+    for value in np.clip(share / 2, 0, 1):
+        shade = SHADES[round(float(value) * (len(SHADES) - 1))]
+        blue = int(255 - 175 * float(value))
+        text.append(shade * width, style=f"rgb({blue},{blue},255)" if shade != " " else "")
+    return text
+
+
+def notes(weights: WeightMatrix, curves: GainCurves) -> list[str]:
+    """What a reader of W should know: rewards without a curve, and curves with hardly any gain."""
+    said = []
+    for name in weights.rewards:
+        if name not in curves.rewards:
+            said.append(f"{name} has no gain curve: its budget is spread by the shared column factors alone")
+            continue
+        total = float(curves.total[curves.rewards.index(name)])
+        if total == 0:
+            said.append(f"{name} has no gain at any step: it is weighed as if it had no curve")
+        elif total < LITTLE_GAIN:
+            said.append(
+                f"{name} has almost no gain to give (total {total:.2g} < {LITTLE_GAIN}): the shape of its row is "
+                "mostly noise, as mean-normalising makes it as large as any other"
+            )
+    return said
+
+
+def comparison_table(rows: Sequence[Comparison], first: str, second: str) -> Table:
+    """The paper's surrogate-sensitivity table."""
+    table = Table(title=f"{first} → {second}", title_justify="left")
+    for header in ("reward", "Pearson r", "Spearman ρ", "peak t", "total gain"):
+        table.add_column(header, justify="left" if header == "reward" else "right")
+    for row in rows:
+        peaks = f"{row.peaks[0]} → {row.peaks[1]}"
+        table.add_row(row.reward, f"{row.pearson:.3f}", f"{row.spearman:.3f}", peaks, f"{row.total_ratio:.2f}×")
+    return table
+
+
+def remaining_table(rows: Sequence[Remaining], first: str, second: str) -> Table:
+    """The paper's curve-drift table."""
+    table = Table(title="total gain", title_justify="left")
+    for header in ("reward", first, second, "remaining"):
+        table.add_column(header, justify="left" if header == "reward" else "right")
+    for row in rows:
+        table.add_row(row.reward, f"{row.base:.3f}", f"{row.now:.3f}", f"{row.ratio:.2f}×", end_section=row is rows[-2])
+    return table

@@ -1,0 +1,94 @@
+"""The stage `weigh`: gain curves and a budget to a weight matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from recast.core import sinkhorn
+from recast.core.curves import GainCurves
+from recast.core.weights import WeightMatrix
+from recast.errors import RecastError
+
+Array = NDArray[np.float64]
+Method = Literal["sinkhorn", "static", "row", "hard", "shared", "reversed", "shuffled"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+def weigh(
+    curves: GainCurves,
+    budget: Mapping[str, float] | Sequence[float],
+    method: Method = "sinkhorn",
+    *,
+    tau: float = 1.0,
+    columns: ArrayLike | None = None,
+    curve: ArrayLike | None = None,
+    seed: int = 0,
+) -> WeightMatrix:
+    """W for `budget` (any positive scale), a mapping by reward name or one number per curve.
+
+    Methods: `sinkhorn` (Alg. 3), `static` (λ_i/T), `row` (no column constraint), `hard` (the transport
+    LP), `shared` (one schedule `curve` (T,) for all rewards; by default the budget-weighted mean of
+    their normalised gains), and the controls `reversed` and `shuffled`: the Sinkhorn W with its columns
+    in another order. `tau` and `columns` are the temperature and ν of the Sinkhorn problem. A reward in
+    the budget that has no curve gets log K = 0, its full budget spread by the shared column factors.
+
+    >>> curves = GainCurves(("clip", "ocr"), [0, 0.5, 1], [[0.4, 0.3, 0.0], [0.9, 0.8, 0.0]])
+    >>> weigh(curves, {"clip": 1, "ocr": 1}).matrix.round(3).tolist()
+    [[0.285, 0.215], [0.215, 0.285]]
+    """
+    if method not in METHODS:
+        raise RecastError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
+    names, lam = _resolve(curves, budget)
+    gains = np.zeros((len(names), curves.steps))
+    for i, name in enumerate(names):
+        if name in curves.rewards:
+            gains[i] = curves.gains[curves.rewards.index(name)]
+    info: dict[str, Any] = {"alpha": curves.alpha, "curves": dict(curves.provenance)}
+    info["without_gain"] = [name for name, row in zip(names, gains, strict=True) if not row.any()]
+    if method == "static":
+        matrix = sinkhorn.static(lam, curves.steps)
+    elif method == "row":
+        matrix = sinkhorn.row(gains, lam)
+    elif method == "hard":
+        matrix = sinkhorn.hard(gains, lam, columns)
+    elif method == "shared":
+        schedule = lam @ sinkhorn.renyi.normalized(gains) if curve is None else curve
+        matrix = sinkhorn.shared(schedule, lam)
+    else:
+        solved = sinkhorn.project(gains, lam, columns, tau)
+        info |= {"tau": tau, "iterations": solved.iterations, "converged": solved.converged}
+        info |= {"row_error": solved.row_error, "column_error": solved.column_error}
+        matrix = solved.weights[:, _order(method, curves.steps, seed)]
+    return WeightMatrix(names, curves.sigmas, matrix, lam, method, info)
+
+
+def _resolve(curves: GainCurves, budget: Mapping[str, float] | Sequence[float]) -> tuple[tuple[str, ...], Array]:
+    """Names and normalised λ of the rewards in the budget."""
+    if isinstance(budget, Mapping):
+        names, values = tuple(budget), list(budget.values())
+    else:
+        names, values = curves.rewards, list(budget)
+        if len(values) != len(names):
+            raise RecastError(
+                f"the budget has {len(values)} numbers for {len(names)} curves ({', '.join(names)}): name them"
+            )
+    if not names:
+        raise RecastError(f"the budget is empty: give at least one of {', '.join(curves.rewards)}")
+    return names, sinkhorn.simplex(values, len(names), "budget")
+
+
+def _order(method: Method, steps: int, seed: int) -> NDArray[np.int64]:
+    """Which column of the Sinkhorn W stands where."""
+    straight = np.arange(steps)
+    if method == "reversed":
+        return straight[::-1]
+    if method == "shuffled" and steps > 1:
+        rng = np.random.default_rng(seed)
+        while (order := rng.permutation(steps)).tolist() == straight.tolist():
+            pass  # the identity would be no control
+        return order
+    return straight

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
@@ -20,7 +19,7 @@ from recast.errors import RecastError
 class _Group(TyperGroup):
     """Turns bad input into one sentence and exit code 2, and warnings into plain lines."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
         try:
             return super().invoke(ctx)
@@ -135,7 +134,7 @@ def compare(
         b = b.resample(a.sigmas)
     elif a.steps != b.steps:
         raise RecastError(
-            f"{first} has T = {a.steps} and {second} T = {b.steps}: add --resample to put the second onto the first's grid"
+            f"{first} has T = {a.steps} and {second} T = {b.steps}: add --resample to put them on one grid"
         )
     console.print(tables.comparison_table(compare_curves(a, b), str(first), str(second)))
     console.print(tables.remaining_table(remaining(a, b), str(first), str(second)))

@@ -37,7 +37,7 @@ class EstimateConfig(_Section):
     samples: int = Field(8, ge=1, description="N, proposals per prompt")
     noisings: int = Field(4, ge=1, description="noisings of each proposal (coupled)")
     rollouts: int = Field(1, ge=1, description="K, rollouts from each noised proposal")
-    spacing: float = Field(0.7, gt=0, description="log-SNR between the levels rollouts visit (coupled)")
+    spacing: float = Field(0.8, gt=0, description="log-SNR between the levels rollouts visit (coupled)")
     sampler: Literal["euler", "dpm2", "sde", "ancestral", "ancestral2"] = "ancestral"
     alpha: float = 2.0
     aggregate: Literal["prompt-mean", "pooled"] = "prompt-mean"
@@ -113,9 +113,9 @@ def _sentence(error: ValidationError) -> str:
     if problem["type"] != "extra_forbidden":
         reason = problem["msg"].removeprefix("Value error, ")
         return f"{where} = {problem['input']!r}: {reason[0].lower()}{reason[1:]}"
-    section: type[BaseModel] = Recipe
+    section: Any = Recipe
     for part in problem["loc"][:-1]:
-        section = section.model_fields[str(part)].annotation or Recipe
+        section = section.model_fields[str(part)].annotation
     known = list(section.model_fields)
     close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known keys are {', '.join(known)}"

@@ -43,7 +43,7 @@ class Rollouts:
     @property
     def mu(self) -> Array:
         """Conditional rewards μ̂ (m, T+1, S): the mean over rollouts."""
-        return self.scores.mean(axis=-1)
+        return np.asarray(self.scores.mean(axis=-1), dtype=np.float64)
 
 
 def rollouts(
@@ -94,17 +94,16 @@ def paper(
     generator = torch.Generator().manual_seed(seed)
     samples = len(clean)
 
-    def noise(x: Tensor) -> Tensor:
-        return torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+    def noise(shape: torch.Size) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=clean.dtype).to(clean.device)
 
+    repeated = torch.Size((samples * repeats, *clean.shape[1:]))
+    step_noise = None if sampler in sampling.DETERMINISTIC else lambda _level: noise(repeated)
     table = [np.repeat(_scores(score, clean)[..., None], repeats, axis=-1)]
     for t in range(1, len(grid)):
-        noised = (1 - grid[t]) * clean + grid[t] * noise(clean)
+        noised = (1 - grid[t]) * clean + grid[t] * noise(clean.shape)
         x = noised.repeat_interleave(repeats, dim=0)
-        stochastic = sampler not in sampling.DETERMINISTIC
-        ends = sampling.sample(
-            velocity, x, grid, method=sampler, start=t, noise=(lambda _, x=x: noise(x)) if stochastic else None
-        )
+        ends = sampling.sample(velocity, x, grid, method=sampler, start=t, noise=step_noise)
         table.append(_scores(score, ends).reshape(-1, samples, repeats))
     steps = len(grid) - 1
     return Rollouts(np.stack(table, axis=1), samples * repeats * steps * (steps + 1) // 2)
@@ -169,28 +168,27 @@ class _Front:
     correct: float = 0.0
 
 
-def rollout_levels(sigmas: ArrayLike, spacing: float = 0.7, highest: float = 0.97, lowest: float = 0.02) -> list[float]:
-    """Levels that rollouts visit, about `spacing` apart in log-SNR: where x̂0 changes, 0 included.
+def rollout_levels(sigmas: ArrayLike, spacing: float = 0.8, highest: float = 0.97, lowest: float = 0.02) -> list[float]:
+    """Levels that rollouts visit, at most `spacing` apart in log-SNR: where x̂0 changes, 0 included.
 
     A sampler's own grid is dense near σ = 1, where little happens, and takes its last step from 0.1 or
-    more to almost 0, where fine detail is decided. So grid levels closer than ¾ of the spacing are
-    passed over and wider gaps are filled evenly. A smaller spacing costs more and errs less.
+    more to almost 0, where fine detail is decided. So each level is followed by the farthest grid level
+    within `spacing`, and a wider gap is filled evenly. A smaller spacing costs more and errs less.
     """
     if not (spacing > 0 and 0 < lowest < highest < 1):
         raise RecastError(
             f"rollout levels need spacing > 0 and 0 < lowest < highest < 1, not {spacing:g}, {lowest:g}, {highest:g}"
         )
-    visited: list[float] = []
-    for sigma in [*(s for s in schedule.grid(sigmas)[::-1].tolist() if lowest < s <= highest), lowest]:
-        if not visited:
-            visited.append(sigma)
-            continue
-        above, here = _log_snr(visited[-1]), _log_snr(sigma)
-        if here - above < 0.75 * spacing and sigma != lowest:
-            continue
-        parts = max(1, math.ceil((here - above) / spacing - 0.25))
-        between = np.linspace(above, here, parts + 1)[1:-1]
-        visited += [float(1 / (1 + math.exp(value))) for value in between] + [sigma]
+    candidates = [s for s in schedule.grid(sigmas)[::-1].tolist() if lowest < s <= highest] + [lowest]
+    visited = candidates[:1]
+    while visited[-1] != lowest:
+        here = _log_snr(visited[-1])
+        below = [s for s in candidates if s < visited[-1]]
+        within = [s for s in below if _log_snr(s) - here <= spacing]
+        target = within[-1] if within else below[0]
+        parts = math.ceil((_log_snr(target) - here) / spacing)
+        between = np.linspace(here, _log_snr(target), parts + 1)[1:-1]
+        visited += [float(1 / (1 + math.exp(value))) for value in between] + [target]
     return [0.0, *visited[::-1]]
 
 

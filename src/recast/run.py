@@ -59,11 +59,15 @@ def estimate(recipe: Recipe, out: Path, progress: Progress) -> tuple[GainCurves,
         exact.append(worlds.exact_mu(world, clean, sigmas.tolist(), TRUTH_NOISINGS, seeds[2]))
         evaluations += result.evaluations
     provenance = {"recast": __version__, "world": setup.model_dump(), "estimate": settings.model_dump()}
-    common = {"alpha": settings.alpha, "aggregate": settings.aggregate}
-    measured = provenance | {"velocity_evaluations": evaluations}
-    curves = GainCurves.from_mu(worlds.REWARDS, sigmas, np.stack(estimated), provenance=measured, **common)
-    known = provenance | {"estimate": "exact"}
-    truth = GainCurves.from_mu(worlds.REWARDS, sigmas, np.stack(exact), provenance=known, **common)
+
+    def curves_of(mu: list[Any], more: dict[str, Any]) -> GainCurves:
+        names, table = worlds.REWARDS, np.stack(mu)
+        return GainCurves.from_mu(
+            names, sigmas, table, settings.alpha, settings.aggregate, provenance=provenance | more
+        )
+
+    curves = curves_of(estimated, {"velocity_evaluations": evaluations})
+    truth = curves_of(exact, {"estimate": "exact"})
     recipe.save(out / "recipe.yaml")
     truth.save(out / "exact.json")
     curves.save(out / "gains.json")

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from recast.core import sinkhorn
+from recast.core import renyi, sinkhorn
 from recast.core.curves import GainCurves
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
@@ -56,7 +56,7 @@ def weigh(
     elif method == "hard":
         matrix = sinkhorn.hard(gains, lam, columns)
     elif method == "shared":
-        schedule = lam @ sinkhorn.renyi.normalized(gains) if curve is None else curve
+        schedule = lam @ renyi.normalized(gains) if curve is None else curve
         matrix = sinkhorn.shared(schedule, lam)
     else:
         solved = sinkhorn.project(gains, lam, columns, tau)

@@ -6,6 +6,7 @@ that differs between two runs of the same thing. It is written under a temporary
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -38,7 +39,8 @@ def write_text(path: str | Path, text: str) -> Path:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise RecastError(f"{target}: cannot be written: {error.strerror or error}") from error
     return target
 
@@ -70,10 +72,11 @@ def field(content: Mapping[str, Any], key: str, path: str | Path) -> Any:
 
 def array(content: Mapping[str, Any], key: str, path: str | Path, ndim: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """One numeric field as a float64 array with `ndim` axes; null becomes NaN."""
+    written = field(content, key, path)
     try:
-        values = np.asarray(field(content, key, path), dtype=np.float64)
+        values = np.asarray(written, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise RecastError(f"{path}: the field {key!r} is not a rectangular array of numbers") from error
+        raise RecastError(f"{path}: the field {key!r} is not a number or a rectangular array of numbers") from error
     if values.ndim != ndim:
         raise RecastError(f"{path}: the field {key!r} must have {ndim} axes, not {values.ndim}")
     return values

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 FORMAT = "recast.gains"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class GainCurves:
     """Cumulative discriminability D (m, T+1) of m rewards on the grid `sigmas` (T+1,).
 
@@ -28,27 +28,42 @@ class GainCurves:
     rewards: tuple[str, ...]
     sigmas: Array
     D: Array
-    alpha: float = 2.0
-    D_prompts: Array | None = None
-    aggregate: renyi.Aggregation = "prompt-mean"
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    alpha: float
+    D_prompts: Array | None
+    aggregate: renyi.Aggregation
+    provenance: Mapping[str, Any]
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        rewards: Sequence[str],
+        sigmas: ArrayLike,
+        D: ArrayLike,
+        alpha: float = 2.0,
+        D_prompts: ArrayLike | None = None,
+        aggregate: renyi.Aggregation = "prompt-mean",
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
         put = object.__setattr__  # the dataclass is frozen; this is its constructor
-        put(self, "rewards", check_names(self.rewards))
-        put(self, "sigmas", schedule.grid(self.sigmas))
-        put(self, "D", np.array(self.D, dtype=np.float64))
-        put(self, "alpha", renyi.check_alpha(self.alpha))
+        put(self, "rewards", check_names(rewards))
+        put(self, "sigmas", schedule.grid(sigmas))
+        put(self, "D", np.array(D, dtype=np.float64))
+        put(self, "alpha", renyi.check_alpha(alpha))
+        put(self, "D_prompts", None if D_prompts is None else np.array(D_prompts, dtype=np.float64))
+        put(self, "aggregate", aggregate)
+        put(self, "provenance", dict(provenance or {}))
+        self._check()
+
+    def _check(self) -> None:
         shape = (len(self.rewards), self.sigmas.size)
         if self.D.shape != shape:
             raise RecastError(f"D must have the shape (rewards, levels) = {shape}, not {self.D.shape}")
         for name, row in zip(self.rewards, self.D, strict=True):
             if not np.isfinite(row).all():
                 raise RecastError(f"D of the reward {name!r} is not finite: leave a reward without a curve out")
-        if self.D_prompts is not None:
-            put(self, "D_prompts", np.array(self.D_prompts, dtype=np.float64))
-            if self.D_prompts.ndim != 3 or self.D_prompts.shape[1:] != shape:
-                raise RecastError(f"D_prompts must have the shape (prompts, *{shape}), not {self.D_prompts.shape}")
+        if self.D_prompts is not None and (self.D_prompts.ndim != 3 or self.D_prompts.shape[1:] != shape):
+            raise RecastError(f"D_prompts must have the shape (prompts, *{shape}), not {self.D_prompts.shape}")
+        if self.aggregate not in get_args(renyi.Aggregation):
+            raise RecastError(f"unknown aggregation {self.aggregate!r}: choose 'prompt-mean' or 'pooled'")
 
     @classmethod
     def from_mu(
@@ -63,7 +78,7 @@ class GainCurves:
     ) -> GainCurves:
         """Curves from conditional rewards μ (P, m, T+1, N): Phase 3 of Alg. 1, over all prompts."""
         D, per_prompt = renyi.aggregate(renyi.moments(mu, alpha, self_rollout), alpha, aggregate)
-        return cls(tuple(rewards), np.asarray(sigmas), D, alpha, per_prompt, aggregate, provenance or {})
+        return cls(rewards, sigmas, D, alpha, per_prompt, aggregate, provenance)
 
     @property
     def steps(self) -> int:
@@ -158,10 +173,10 @@ class GainCurves:
         content = artifact.read(path, FORMAT)
         try:
             curves = cls(
-                rewards=tuple(artifact.field(content, "rewards", path)),
+                rewards=artifact.field(content, "rewards", path),
                 sigmas=artifact.array(content, "sigmas", path, 1),
                 D=artifact.array(content, "D", path, 2),
-                alpha=float(artifact.field(content, "alpha", path)),
+                alpha=float(artifact.array(content, "alpha", path, 0)),
                 D_prompts=artifact.array(content, "D_prompts", path, 3) if "D_prompts" in content else None,
                 aggregate=content.get("aggregate", "prompt-mean"),
                 provenance=content.get("provenance", {}),
@@ -240,9 +255,9 @@ def remaining(base: GainCurves, now: GainCurves) -> list[Remaining]:
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
     """Reward names as a tuple; an error for none, a repeated one or one that is not text."""
-    result = tuple(names)
+    result = tuple(names) if isinstance(names, (list, tuple)) else ()
     if not result or not all(isinstance(name, str) and name for name in result):
-        raise RecastError(f"rewards must be a list of names, not {names!r}")
+        raise RecastError(f"rewards must be a list of names, not {names!r:.200}")
     if len(set(result)) != len(result):
         raise RecastError(f"reward names must differ, but they are {', '.join(result)}")
     return result

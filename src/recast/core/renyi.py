@@ -109,7 +109,7 @@ def gains(D: ArrayLike, clip: bool = True) -> Array:
     levels = np.asarray(D, dtype=np.float64)
     if levels.ndim < 1 or levels.shape[-1] < 2:
         raise RecastError(f"D needs at least two levels on its last axis, not the shape {levels.shape}")
-    steps = levels[..., :-1] - levels[..., 1:]
+    steps: Array = levels[..., :-1] - levels[..., 1:]
     return np.maximum(steps, 0.0) if clip else steps
 
 
@@ -118,14 +118,15 @@ def normalized(steps: ArrayLike) -> Array:
 
     A zero curve gives log K = 0, the paper's case of a reward that has no curve at all.
     """
-    values = np.asarray(steps, dtype=np.float64)
+    values: Array = np.asarray(steps, dtype=np.float64)
     mean = values.mean(axis=-1, keepdims=True)
-    return np.divide(values, mean, out=np.zeros_like(values), where=mean > 0)
+    result: Array = np.divide(values, mean, out=np.zeros_like(values), where=mean > 0)
+    return result
 
 
 def total_gain(D: ArrayLike, clip: bool = True) -> Array:
     """Σ_t ΔD_{i,t} of each reward, (..., T+1) to (...): how much of its gap is left to close."""
-    return gains(D, clip).sum(axis=-1)
+    return np.asarray(gains(D, clip).sum(axis=-1), dtype=np.float64)
 
 
 def sweep(

@@ -160,13 +160,13 @@ def shared(curve: ArrayLike, budget: ArrayLike) -> Array:
 
 def simplex(values: ArrayLike, size: int | None, name: str) -> Array:
     """`values` (size,) or (B, size) divided by their sum; an error that names `name` if they cannot be."""
-    array = np.asarray(values, dtype=np.float64)
+    array: Array = np.asarray(values, dtype=np.float64)
     if array.ndim not in (1, 2) or (size is not None and array.shape[-1] != size):
         raise RecastError(f"{name} must have {size or 'm'} numbers, not the shape {array.shape}")
     total = array.sum(axis=-1, keepdims=True)
     if not (np.isfinite(total).all() and (array >= 0).all() and (total > 0).all()):
         raise RecastError(f"{name} must be non-negative, finite and not all zero, not {array.tolist()!s:.200}")
-    return array / total
+    return np.asarray(array / total)
 
 
 def _kernel(gains: ArrayLike, ndims: tuple[int, ...] = (2,)) -> Array:
@@ -190,9 +190,7 @@ def _sweeps(log_kernel: Array, rows: Array, nu: Array, tol: float, limit: int) -
     transposed = np.ascontiguousarray(np.swapaxes(kernel, -1, -2))
     row_factors = rows / kernel.sum(axis=-1)
     column_factors, sums = np.empty((len(rows), nu.size)), np.empty_like(row_factors)
-    sweep = 0
-    while sweep < limit:
-        sweep += 1
+    for sweep in range(1, limit + 1):
         if together:
             np.matmul(row_factors, kernel, out=column_factors)
             np.divide(nu, column_factors, out=column_factors)
@@ -201,7 +199,7 @@ def _sweeps(log_kernel: Array, rows: Array, nu: Array, tol: float, limit: int) -
             column_factors = nu / (row_factors[:, None] @ kernel)[:, 0]
             sums = (column_factors[:, None] @ transposed)[:, 0]
         # The columns are exact here, so the rows are all that is left to check.
-        if np.abs(row_factors * sums - rows).max() < 0.5 * tol:
+        if sweep == limit or np.abs(row_factors * sums - rows).max() < 0.5 * tol:
             break
         np.divide(rows, sums, out=row_factors)
     factors = "bi,it,bt->bit" if together else "bi,bit,bt->bit"
@@ -257,4 +255,4 @@ def _newton_at(log_kernel: Array, lam: Array, nu: Array, f: Array, tol: float, l
 def _plan(log_kernel: Array, f: Array, nu: Array) -> Array:
     """W = exp(log K + f_i + g_t), with g such that the columns are exact."""
     scores = log_kernel + f[:, None]
-    return nu * np.exp(scores - np.logaddexp.reduce(scores, axis=0))
+    return np.asarray(nu * np.exp(scores - np.logaddexp.reduce(scores, axis=0)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from recast.core import artifact, schedule
 from recast.core.curves import check_names
@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 FORMAT = "recast.weights"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class WeightMatrix:
     """W (m, T): how much of its budget each reward spends at each step.
 
@@ -31,15 +31,28 @@ class WeightMatrix:
     sigmas: Array
     matrix: Array
     budget: Array
-    method: str = "sinkhorn"
-    info: Mapping[str, Any] = field(default_factory=dict)
+    method: str
+    info: Mapping[str, Any]
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        rewards: Sequence[str],
+        sigmas: ArrayLike,
+        matrix: ArrayLike,
+        budget: ArrayLike,
+        method: str = "sinkhorn",
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
         put = object.__setattr__  # the dataclass is frozen; this is its constructor
-        put(self, "rewards", check_names(self.rewards))
-        put(self, "sigmas", schedule.grid(self.sigmas))
-        put(self, "matrix", np.array(self.matrix, dtype=np.float64))
-        put(self, "budget", np.array(self.budget, dtype=np.float64))
+        put(self, "rewards", check_names(rewards))
+        put(self, "sigmas", schedule.grid(sigmas))
+        put(self, "matrix", np.array(matrix, dtype=np.float64))
+        put(self, "budget", np.array(budget, dtype=np.float64))
+        put(self, "method", method)
+        put(self, "info", dict(info or {}))
+        self._check()
+
+    def _check(self) -> None:
         shape = (len(self.rewards), self.sigmas.size - 1)
         if self.matrix.shape != shape or self.budget.shape != shape[:1]:
             raise RecastError(
@@ -77,7 +90,7 @@ class WeightMatrix:
         in, NumPy out; torch in, torch out, on the same device.
         """
         xp = _namespace(rewards)
-        values = rewards if xp is not np else np.asarray(rewards, dtype=np.float64)
+        values: Any = rewards if xp is not np else np.asarray(rewards, dtype=np.float64)
         if values.ndim != 2 or values.shape[1] != len(self.rewards):
             raise RecastError(
                 f"rewards must have the shape (batch, {len(self.rewards)}), one column each for "
@@ -112,7 +125,7 @@ class WeightMatrix:
         content = artifact.read(path, FORMAT)
         try:
             return cls(
-                rewards=tuple(artifact.field(content, "rewards", path)),
+                rewards=artifact.field(content, "rewards", path),
                 sigmas=artifact.array(content, "sigmas", path, 1),
                 matrix=artifact.array(content, "matrix", path, 2),
                 budget=artifact.array(content, "budget", path, 1),

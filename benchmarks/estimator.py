@@ -1,0 +1,201 @@
+"""Error of gain curves and of W against velocity evaluations: `coupled` beside the paper's Alg. 1.
+
+    python benchmarks/estimator.py            # about ten minutes on two cores
+    python benchmarks/estimator.py --quick    # a rough look, a minute
+
+Mixture worlds in 2, 32 and 256 dimensions, 20 prompts, N = 8 proposals each, T = 25 on SD3's grid, α = 2.
+Both estimators get the same proposals; the truth is the exact conditional reward at those proposals. Each
+setting is repeated with independent seeds, and the error is the root mean square over repeats and steps.
+The paper's error has two parts, the noise of rollouts and the bias of plain ancestral steps along the grid;
+`variance × evaluations` compares the noise alone. Writes results/estimator.json and .png beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from recast import estimate
+from recast.core import artifact, renyi, schedule, sinkhorn
+from recast.flow.mixture import score_all
+from recast.flow.worlds import REWARDS, World, exact_mu, mixture_world
+
+RESULTS = Path(__file__).parent / "results"
+DIMENSIONS = (2, 32, 256)
+PROMPTS, SAMPLES, STEPS = 20, 8, 25
+REFERENCE = "paper K=16"
+# Name, options of the estimator, proposals used. Fewer proposals than 8 are cheaper still than one noising.
+SETTINGS: tuple[tuple[str, dict[str, Any], int], ...] = (
+    ("paper K=1", {"estimator": "paper", "repeats": 1}, 8),
+    ("paper K=4", {"estimator": "paper", "repeats": 4}, 8),
+    (REFERENCE, {"estimator": "paper", "repeats": 16}, 8),
+    ("coupled 1/4", {"noisings": 1}, 2),
+    ("coupled 1/2", {"noisings": 1}, 4),
+    ("coupled 1", {"noisings": 1}, 8),
+    ("coupled 2", {"noisings": 2}, 8),
+    ("coupled 4", {"noisings": 4}, 8),
+    ("coupled 8", {"noisings": 8}, 8),
+    ("coupled 16", {"noisings": 16}, 8),
+)
+
+
+def curves(moments: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Normalised gains (m, T) and W (m, T) at a uniform budget, from each prompt's moments."""
+    D = np.log(np.maximum(np.stack(moments), renyi.FLOOR)).mean(0)
+    gains = renyi.gains(D)
+    return renyi.normalized(gains), sinkhorn.project(gains, np.ones(len(gains))).weights
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One dimension's prompts: worlds, proposals, and the exact normalised gains and W."""
+
+    worlds: list[World]
+    proposals: list[Tensor]
+    gains: np.ndarray
+    weights: np.ndarray
+
+
+def problem(dimension: int) -> Problem:
+    """Seeded worlds of one dimension and their truth."""
+    worlds = [mixture_world(dimension, 6, seed=j) for j in range(PROMPTS)]
+    proposals = [w.proposal.sample(SAMPLES, torch.Generator().manual_seed(j)) for j, w in enumerate(worlds)]
+    levels = schedule.from_shift(STEPS).tolist()
+    pairs = enumerate(zip(worlds, proposals, strict=True))
+    gains, weights = curves([exact_mu(w, x, levels, 2048, j).mean(-1) for j, (w, x) in pairs])
+    return Problem(worlds, proposals, gains, weights)
+
+
+def measure(given: Problem, options: dict[str, Any], samples: int, repeats: int, title: str) -> dict[str, Any]:
+    """RMSE of the normalised gains per reward and of W (times mT), the gains' noise, and the cost."""
+    sigmas = schedule.from_shift(STEPS)
+    gains, weights = [], []
+    evaluations = 0
+    for repeat in track(range(repeats), description=title):
+        evaluations, moments = 0, []
+        for j, (world, clean) in enumerate(zip(given.worlds, given.proposals, strict=True)):
+            found = estimate.rollouts(
+                world.policy,
+                clean[:samples],
+                sigmas,
+                score_all(list(world.rewards)),
+                seed=1_000_003 * repeat + j,
+                **options,
+            )
+            evaluations += found.evaluations
+            moments.append(found.mu.mean(-1))
+        found_gains, found_weights = curves(moments)
+        gains.append(found_gains)
+        weights.append(found_weights * found_weights.size)
+    table = np.stack(gains)
+    return {
+        "evaluations": evaluations,
+        "gains": np.sqrt(((table - given.gains) ** 2).mean((0, 2))).tolist(),
+        "noise": np.sqrt(table.var(axis=0, ddof=1).mean(1)).tolist(),
+        "W": float(np.sqrt(np.mean((np.stack(weights) - given.weights * given.weights.size) ** 2))),
+    }
+
+
+def saving(cells: dict[str, dict[str, Any]], errors: dict[str, float]) -> tuple[float, bool]:
+    """How many times fewer evaluations `coupled` needs for the reference's error, and whether that is a floor.
+
+    Interpolated between settings in log-log; if even the cheapest setting is better than the reference,
+    its own saving is returned as a lower bound.
+    """
+    target, full = errors[REFERENCE], cells[REFERENCE]["evaluations"]
+    points = [(cells[name]["evaluations"], errors[name]) for name, _, _ in SETTINGS if name.startswith("coupled")]
+    if points[0][1] <= target:
+        return full / points[0][0], True
+    for (cost_a, error_a), (cost_b, error_b) in zip(points[:-1], points[1:], strict=True):
+        if error_b <= target < error_a:
+            share = math.log(error_a / target) / math.log(error_a / error_b)
+            return full / math.exp(math.log(cost_a) + share * math.log(cost_b / cost_a)), False
+    return full / points[-1][0], False
+
+
+def mean_ratio(ratios: list[float]) -> float:
+    """Geometric mean."""
+    return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
+
+
+def draw(table: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
+    """Log-log figure: one panel per world, rewards by colour, estimators by line style."""
+    from matplotlib.figure import Figure
+
+    from recast.report.figures import COLORS
+
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(table), sharey=True)
+    for panel, (dimension, cells) in zip(axes, table.items(), strict=True):
+        for i, reward in enumerate((*REWARDS, "W")):
+            for kind, style in (("coupled", "-o"), ("paper", "--s")):
+                rows = [cells[name] for name, _, _ in SETTINGS if name.startswith(kind)]
+                errors = [row["W"] if reward == "W" else row["gains"][i] for row in rows]
+                label = f"{reward}, {kind}" if dimension == next(iter(table)) else None
+                cost = [row["evaluations"] for row in rows]
+                panel.loglog(cost, errors, style, color=COLORS[i], markersize=3.5, linewidth=1.2, label=label)
+        panel.set_title(f"{dimension} dimensions")
+        panel.set_xlabel("velocity evaluations")
+        panel.grid(alpha=0.3, which="both", linewidth=0.4)
+    axes[0].set_ylabel("RMSE of normalised gains, and of mT·W")
+    figure.legend(loc="outside right center", frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def main() -> None:
+    """Measure, print, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="2 repeats, 2 and 32 dimensions, no files")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(1)  # the batches are small
+    table: dict[str, dict[str, dict[str, Any]]] = {}
+    savings: dict[str, float] = {}
+    floors: list[str] = []
+    efficiency: dict[str, float] = {}
+    for dimension in DIMENSIONS[:2] if quick else DIMENSIONS:
+        given = problem(dimension)
+        cells = {
+            name: measure(given, options, samples, 2 if quick else 8, f"{dimension}-d {name}")
+            for name, options, samples in SETTINGS
+        }
+        table[str(dimension)] = cells
+        for i, reward in enumerate(REWARDS):
+            product = [cells[name]["evaluations"] * cells[name]["noise"][i] ** 2 for name in (REFERENCE, "coupled 4")]
+            efficiency[f"{dimension}-d {reward}"] = product[0] / product[1]
+        for i, reward in enumerate((*REWARDS, "W")):
+            errors = {name: cell["W"] if reward == "W" else cell["gains"][i] for name, cell in cells.items()}
+            key = f"{dimension}-d {reward}"
+            savings[key], at_least = saving(cells, errors)
+            floors += [key] if at_least else []
+            row = "  ".join(f"{name} {error:.3f}" for name, error in errors.items())
+            print(f"{key:12s} {'at least ' if at_least else ''}{savings[key]:.1f} times fewer evaluations   {row}")
+    by_kind = {
+        "gains": mean_ratio([value for key, value in savings.items() if not key.endswith("W")]),
+        "W": mean_ratio([value for key, value in savings.items() if key.endswith("W")]),
+        "noise alone": mean_ratio(list(efficiency.values())),
+    }
+    print("variance × evaluations, paper over coupled:", {key: round(value, 1) for key, value in efficiency.items()})
+    print("geometric mean:", ", ".join(f"{kind} {value:.1f}" for kind, value in by_kind.items()))
+    if quick:
+        return
+    summary = {
+        "savings": savings,
+        "lower_bounds": floors,
+        "variance_times_evaluations": efficiency,
+        "geometric_mean": by_kind,
+        "table": table,
+    }
+    artifact.write(RESULTS / "estimator.json", "recast.benchmark.estimator", summary)
+    draw(table, RESULTS / "estimator.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""GainCurves: its file, resampling, intervals and comparisons."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import recast
+from recast.core import renyi, schedule
+from recast.core.curves import GainCurves, compare, remaining
+from recast.errors import RecastError
+
+
+@pytest.fixture
+def curves() -> GainCurves:
+    rng = np.random.default_rng(0)
+    mu = rng.random((12, 2, 11, 8)) * np.linspace(1, 0.3, 11)[:, None]
+    grid = schedule.from_shift(10)
+    return GainCurves.from_mu(("clip", "ocr"), grid, mu, provenance={"seed": 0, "policy": "π"})
+
+
+def test_from_mu_is_alg_1(curves: GainCurves) -> None:
+    assert curves.D.shape == (2, 11)
+    assert curves.gains.shape == (2, 10)
+    assert curves.steps == 10
+    assert curves.D_prompts is not None
+    np.testing.assert_allclose(curves.D, curves.D_prompts.mean(0))
+    np.testing.assert_allclose(curves.total, curves.gains.sum(1))
+    np.testing.assert_allclose(curves.normalized().mean(1), 1.0)
+
+
+def test_the_file_keeps_every_bit_and_writes_the_same_bytes(curves: GainCurves, tmp_path: Path) -> None:
+    path = curves.save(tmp_path / "deep" / "gains.json")
+    again = GainCurves.load(path)
+    assert again.rewards == curves.rewards
+    assert again.alpha == curves.alpha
+    assert dict(again.provenance) == dict(curves.provenance)
+    for name in ("sigmas", "D", "D_prompts"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(curves, name))
+    assert again.save(tmp_path / "second.json").read_bytes() == path.read_bytes()
+    assert [entry.name for entry in path.parent.iterdir()] == ["gains.json"]  # no temporary file is left
+
+
+def test_nan_of_a_prompt_is_null_in_the_file(tmp_path: Path) -> None:
+    per_prompt = np.array([[[0.5, 0.0], [0.2, 0.1]], [[0.3, 0.1], [np.nan, np.nan]]])
+    curves = GainCurves(("a", "b"), [0, 1], np.nanmean(per_prompt, 0), D_prompts=per_prompt)
+    text = curves.save(tmp_path / "gains.json").read_text()
+    assert "NaN" not in text
+    np.testing.assert_array_equal(GainCurves.load(tmp_path / "gains.json").D_prompts, per_prompt)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.pop("D"), "'D' is missing; the file has format, version"),
+        (lambda c: c.update(version=99), "version 99"),
+        (lambda c: c.update(format="recast.weights"), "expected a recast.gains file"),
+        (lambda c: c.update(D=[[1, 2], [3]]), "rectangular"),
+        (lambda c: c.update(D=[1, 2]), "2 axes, not 1"),
+        (lambda c: c.update(sigmas=[0, 0.5]), "to 0.5"),
+        (lambda c: c.update(alpha=1), "KL limit"),
+        (lambda c: c.update(alpha="two"), "'alpha' is not a number"),
+        (lambda c: c.update(rewards=["clip", "clip"]), "must differ"),
+        (lambda c: c.update(rewards=3), "list of names, not 3"),
+        (lambda c: c["gains"][0].__setitem__(0, 9.0), "edited by hand"),
+        (lambda c: c["D"][0].__setitem__(0, None), "not finite"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_error(curves: GainCurves, tmp_path: Path, change, words: str) -> None:
+    path = curves.save(tmp_path / "gains.json")
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(RecastError, match=words) as caught:
+        GainCurves.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_truncated_and_foreign_files(curves: GainCurves, tmp_path: Path) -> None:
+    path = curves.save(tmp_path / "gains.json")
+    path.write_text(path.read_text()[:200])
+    with pytest.raises(RecastError, match="truncated"):
+        GainCurves.load(path)
+    with pytest.raises(RecastError, match="No such file"):
+        GainCurves.load(tmp_path / "nowhere.json")
+    (tmp_path / "list.json").write_text("[1, 2]")
+    with pytest.raises(RecastError, match="expected a recast.gains file"):
+        GainCurves.load(tmp_path / "list.json")
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecastError, match="not valid JSON"):
+        GainCurves.load(tmp_path / "bytes.json")
+
+
+@given(st.integers(1, 40), st.floats(0.5, 8.0))
+def test_resampling_keeps_the_total(steps: int, shift: float) -> None:
+    sigmas = schedule.from_shift(10)
+    D = np.stack([(1 - sigmas) ** 2, -np.log(0.2 + sigmas)])
+    curves = GainCurves(("a", "b"), sigmas, D, D_prompts=np.stack([D, 2 * D]))
+    other = curves.resample(schedule.from_shift(steps, shift))
+    assert other.steps == steps
+    np.testing.assert_allclose(other.gains.sum(1), D[:, 0] - D[:, -1], rtol=1e-12)
+    assert other.D_prompts is not None
+    np.testing.assert_allclose(other.D_prompts.mean(0), 1.5 * other.D, rtol=1e-12)
+
+
+def test_resampling_there_and_back_onto_a_finer_grid_is_exact() -> None:
+    coarse = schedule.from_shift(5)
+    fine = np.union1d(coarse, schedule.from_shift(17))
+    curves = GainCurves(("a",), coarse, [np.linspace(1, 0, 6) ** 2])
+    np.testing.assert_allclose(curves.resample(fine).resample(coarse).D, curves.D, atol=1e-12)
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(5)
+    sigmas, truth = schedule.from_shift(4), np.array([[1.0, 0.8, 0.5, 0.2, 0.0]])
+    hits = []
+    for _ in range(200):
+        per_prompt = truth + rng.normal(scale=0.3, size=(40, 1, 5))
+        curves = GainCurves(("a",), sigmas, per_prompt.mean(0), D_prompts=per_prompt)
+        low, high = curves.intervals(level=0.9, resamples=300)["D"]
+        hits.append((low <= truth) & (truth <= high))
+    # D is taken relative to its last level, which therefore has no width.
+    assert 0.84 <= np.mean(hits, axis=0)[0, :-1].mean() <= 0.94
+
+
+def test_bootstrap_is_resampling_with_replacement(curves: GainCurves) -> None:
+    draws = curves.bootstrap(resamples=4000)
+    assert draws.shape == (4000, 2, 11)
+    np.testing.assert_allclose(draws.mean(0), curves.D, atol=0.02)
+    assert curves.D_prompts is not None
+    np.testing.assert_allclose(draws.std(0), curves.D_prompts.std(0) / np.sqrt(12), rtol=0.1)
+    np.testing.assert_array_equal(curves.bootstrap(seed=3), curves.bootstrap(seed=3))
+
+
+def test_bootstrap_of_pooled_moments_resamples_moments() -> None:
+    mu = np.random.default_rng(0).random((30, 1, 3, 4))
+    pooled = GainCurves.from_mu(("a",), [0, 0.5, 1], mu, aggregate="pooled")
+    np.testing.assert_allclose(pooled.D, np.log(mu.mean((0, 3))))
+    np.testing.assert_allclose(pooled.bootstrap(4000).mean(0), pooled.D, atol=0.02)
+
+
+def test_a_reward_that_applies_to_few_prompts_keeps_its_intervals_finite() -> None:
+    per_prompt = np.random.default_rng(0).random((20, 2, 5))
+    per_prompt[3:, 1] = np.nan
+    curves = GainCurves(("a", "b"), schedule.from_shift(4), np.nanmean(per_prompt, 0), D_prompts=per_prompt)
+    for band in curves.intervals(resamples=200).values():
+        assert np.isfinite(band).all()
+    assert np.isfinite(curves.weight_intervals([1, 1], resamples=200)).all()
+
+
+def test_weight_intervals_hold_the_weights(curves: GainCurves) -> None:
+    weights = recast.weigh(curves, {"clip": 1, "ocr": 2}).matrix
+    low, high = curves.weight_intervals([1, 2], level=0.99, resamples=500)
+    assert ((low <= weights + 0.005) & (weights <= high + 0.005)).all()
+    assert (high - low > 0).all()
+
+
+def test_intervals_need_prompts() -> None:
+    curves = GainCurves(("a",), [0, 1], [[1.0, 0.0]])
+    with pytest.raises(RecastError, match="need D_prompts"):
+        curves.intervals()
+    with pytest.raises(RecastError, match="between 0 and 1"):
+        GainCurves(("a",), [0, 1], [[1.0, 0.0]], D_prompts=[[[1.0, 0.0]]]).intervals(level=95)
+
+
+def test_compare_agrees_with_scipy(curves: GainCurves) -> None:
+    other = GainCurves(curves.rewards, curves.sigmas, np.sort(curves.D**2, axis=1)[:, ::-1] * 0.5)
+    for i, row in enumerate(compare(curves, other)):
+        x, y = curves.gains[i], other.gains[i]
+        np.testing.assert_allclose(row.pearson, stats.pearsonr(x, y)[0])
+        np.testing.assert_allclose(row.spearman, stats.spearmanr(x, y)[0])
+        assert row.peaks == (x.argmax() + 1, y.argmax() + 1)
+        np.testing.assert_allclose(row.total_ratio, y.sum() / x.sum())
+
+
+def test_a_curve_compared_with_itself(curves: GainCurves) -> None:
+    for row in compare(curves, curves):
+        np.testing.assert_allclose([row.pearson, row.spearman, row.total_ratio], 1.0)
+    assert all(row.ratio == pytest.approx(1.0) for row in remaining(curves, curves))
+
+
+def test_flat_curves_and_t_1_have_no_correlation() -> None:
+    flat = GainCurves(("a",), [0, 0.5, 1], [[2.0, 1.0, 0.0]])
+    assert np.isnan(compare(flat, flat)[0].pearson)
+    one = GainCurves(("a",), [0, 1], [[1.0, 0.0]])
+    assert np.isnan(compare(one, one)[0].spearman)
+    none = GainCurves(("a",), [0, 1], [[0.0, 1.0]])
+    assert np.isnan(remaining(none, one)[0].ratio)
+
+
+def test_compare_needs_one_grid_and_a_common_reward(curves: GainCurves) -> None:
+    with pytest.raises(RecastError, match="different grids.*resample"):
+        compare(curves, curves.resample(schedule.from_shift(25)))
+    other = GainCurves(("hps",), curves.sigmas, curves.D[:1])
+    with pytest.raises(RecastError, match="no reward in common: clip, ocr against hps"):
+        remaining(curves, other)
+    with pytest.raises(RecastError, match="no curve for hps"):
+        curves.select(["hps"])
+
+
+def test_shapes_are_checked() -> None:
+    with pytest.raises(RecastError, match=r"\(1, 3\), not \(1, 2\)"):
+        GainCurves(("a",), [0, 0.5, 1], [[1.0, 0.0]])
+    with pytest.raises(RecastError, match="D_prompts"):
+        GainCurves(("a",), [0, 1], [[1.0, 0.0]], D_prompts=np.zeros((3, 2, 2)))
+    with pytest.raises(RecastError, match="list of names"):
+        GainCurves((), [0, 1], np.zeros((0, 2)))
+
+
+def test_normalised_gains_are_those_of_renyi(curves: GainCurves) -> None:
+    np.testing.assert_array_equal(curves.normalized(), renyi.normalized(renyi.gains(curves.D)))

@@ -1,0 +1,112 @@
+"""WeightMatrix: mixing, lookup by σ, NaN, NumPy and torch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recast.core import schedule, sinkhorn
+from recast.core.weights import WeightMatrix
+from recast.errors import RecastError
+
+GRID = schedule.from_shift(10)
+GAINS = np.random.default_rng(0).gamma(2.0, size=(3, 10))
+
+
+def matrix(weights: np.ndarray | None = None) -> WeightMatrix:
+    W = sinkhorn.project(GAINS, [1, 1, 2]).weights if weights is None else weights
+    return WeightMatrix(("clip", "hps", "ocr"), GRID, W, W.sum(1))
+
+
+def test_mix_is_the_boxed_equation() -> None:
+    W = matrix()
+    rewards = np.random.default_rng(1).random((5, 3))
+    expected = np.zeros((5, 10))
+    for b in range(5):
+        for t in range(10):
+            expected[b, t] = sum(10 * W.matrix[i, t] * rewards[b, i] for i in range(3))
+    np.testing.assert_allclose(W.mix(rewards), expected)
+
+
+def test_a_constant_reward_mixes_to_itself_at_every_step() -> None:
+    np.testing.assert_allclose(matrix().mix(np.full((4, 3), 0.7)), 0.7, atol=1e-8)
+
+
+def test_torch_in_torch_out_with_dtype_and_gradient() -> None:
+    rewards = torch.rand(5, 3, dtype=torch.float32, requires_grad=True)
+    mixed = matrix().mix(rewards)
+    assert mixed.dtype == torch.float32
+    np.testing.assert_allclose(mixed.detach(), matrix().mix(rewards.detach().double().numpy()), rtol=1e-5)
+    mixed.sum().backward()
+    assert rewards.grad is not None
+    np.testing.assert_allclose(rewards.grad[0], 10 * matrix().budget, rtol=1e-5)
+    assert matrix().mix(torch.tensor([[1, 0, 1]])).dtype == torch.get_default_dtype()
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_slots_are_looked_up_by_sigma_in_any_order(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rewards = rng.random((4, 3))
+    steps = np.stack([rng.permutation(10) for _ in range(4)])
+    by_slot = matrix().mix(rewards, sigmas=GRID[1:][steps])
+    np.testing.assert_array_equal(by_slot, np.take_along_axis(matrix().mix(rewards), steps, axis=1))
+    with_torch = matrix().mix(torch.tensor(rewards), sigmas=torch.tensor(GRID[1:][steps], dtype=torch.float32))
+    np.testing.assert_allclose(with_torch, by_slot, rtol=1e-12)
+
+
+def test_lookup_takes_the_nearest_start_level() -> None:
+    W = matrix()
+    np.testing.assert_array_equal(W.columns(GRID[1:]), np.arange(10))
+    np.testing.assert_array_equal(W.columns(np.array([0.0, 1.0])), [0, 9])
+    middle = (GRID[3] + GRID[4]) / 2
+    np.testing.assert_array_equal(W.columns(np.array([middle - 1e-9, middle + 1e-9])), [2, 3])
+    # bfloat16 timesteps, as a trainer may hand them over
+    assert W.columns(torch.tensor(GRID[1:], dtype=torch.bfloat16)).tolist() == list(range(10))
+
+
+def test_nan_drops_out_and_its_weight_goes_to_the_others() -> None:
+    W = matrix()
+    rewards = np.array([[0.5, np.nan, 0.9], [np.nan, np.nan, 0.4], [np.nan, np.nan, np.nan], [0.1, 0.2, 0.3]])
+    mixed = W.mix(rewards)
+    present = W.matrix[[0, 2]]
+    np.testing.assert_allclose(mixed[0], (present * [[0.5], [0.9]]).sum(0) / present.sum(0), rtol=1e-8)
+    np.testing.assert_allclose(mixed[1], 0.4, atol=1e-8)
+    assert np.isnan(mixed[2]).all()
+    np.testing.assert_allclose(mixed[3], W.mix(rewards[3:])[0])
+    np.testing.assert_allclose(W.mix(torch.tensor(rewards)).numpy(), mixed, rtol=1e-12)
+
+
+def test_nan_keeps_the_column_scale_of_the_row_ablation() -> None:
+    W = matrix(sinkhorn.row(GAINS, [1, 1, 2]))
+    mixed = W.mix(np.array([[np.nan, 1.0, 1.0]]))
+    np.testing.assert_allclose(mixed[0], 10 * W.matrix.sum(0))
+
+
+def test_the_file_keeps_every_bit(tmp_path: Path) -> None:
+    W = WeightMatrix(("clip", "hps", "ocr"), GRID, matrix().matrix, matrix().budget, "sinkhorn", {"tau": 1.0})
+    again = WeightMatrix.load(W.save(tmp_path / "weights.json"))
+    np.testing.assert_array_equal(again.matrix, W.matrix)
+    np.testing.assert_array_equal(again.budget, W.budget)
+    assert (again.rewards, again.method, dict(again.info)) == (W.rewards, W.method, dict(W.info))
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    W = matrix()
+    for call, words in (
+        (lambda: W.mix(np.ones((4, 2))), "one column each for clip, hps, ocr, not \\(4, 2\\)"),
+        (lambda: W.mix(np.ones((4, 3)), sigmas=np.ones((3, 2))), r"\(4, slots\)"),
+        (lambda: W.mix(np.ones((1, 3)), sigmas=np.array([[0.5, 1.5]])), "one is 1.5"),
+        (lambda: W.columns(torch.tensor([float("nan")])), "one is nan"),
+        (lambda: matrix(-W.matrix), "non-negative"),
+        (lambda: WeightMatrix(("a",), GRID, W.matrix[:1], [0.9]), "sum to the budget"),
+        (lambda: WeightMatrix(("a",), GRID, W.matrix, W.budget), r"\(1, 10\)"),
+    ):
+        with pytest.raises(RecastError, match=words):
+            call()
+    path = W.save(tmp_path / "weights.json")
+    path.write_text(path.read_text().replace('"matrix"', '"matrxi"'))
+    with pytest.raises(RecastError, match=r"weights.json: the field 'matrix' is missing"):
+        WeightMatrix.load(path)

@@ -1,0 +1,184 @@
+"""The commands as a person types them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import recast
+from recast.cli import app
+from recast.core import schedule
+
+ROOT = Path(__file__).parents[1]
+QUICK = ["world.dimension=4", "world.prompts=3", "estimate.steps=6", "estimate.samples=2", "estimate.noisings=2"]
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def fails(*arguments: str | Path) -> str:
+    """The one sentence of a command that must end with code 2 and no traceback."""
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.fixture
+def gains(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    mu = rng.random((10, 3, 11, 4)) * np.linspace(1, 0.2, 11)[:, None]
+    mu[:, 2] = 0.5  # a reward with no gain at all
+    curves = recast.GainCurves.from_mu(("clipscore", "ocr", "flat"), schedule.from_shift(10), mu)
+    return curves.save(tmp_path / "gains.json")
+
+
+def test_version_and_help() -> None:
+    assert call("--version").output.strip() == f"recast {recast.__version__}"
+    for verb in ("estimate", "weigh", "compare", "plot", "run"):
+        assert verb in call("--help").output
+        text = call(verb, "--help").output
+        assert "Example:" in text
+        assert f"recast {verb}" in text
+
+
+def test_weigh_prints_a_table_and_a_heatmap_and_writes_the_file(gains: Path) -> None:
+    result = call("weigh", gains, "--budget", "clipscore=1,ocr=2")
+    assert result.exit_code == 0, result.output
+    W = recast.WeightMatrix.load(gains.parent / "weights.json")
+    assert W.rewards == ("clipscore", "ocr")
+    np.testing.assert_allclose(W.budget, [1 / 3, 2 / 3])
+    np.testing.assert_array_equal(
+        W.matrix, recast.weigh(recast.GainCurves.load(gains), {"clipscore": 1, "ocr": 2}).matrix
+    )
+    for words in ("clipscore", "0.6667", "weights.json"):
+        assert words in result.output.replace("\n", "")
+    assert any(shade in result.output for shade in "░▒▓█")
+
+
+def test_weigh_says_what_is_wrong_with_a_reward(gains: Path) -> None:
+    output = call("weigh", gains, "--budget", "clipscore=1,flat=1,new=1").output.replace("\n", " ")
+    assert "flat has no gain at any step" in output
+    assert "new has no gain curve" in output
+
+
+def test_weigh_defaults_to_an_even_budget_and_writes_the_same_bytes(gains: Path, tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        assert call("weigh", gains, "--out", tmp_path / name).exit_code == 0
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    np.testing.assert_allclose(recast.WeightMatrix.load(tmp_path / "a.json").budget, 1 / 3)
+
+
+@pytest.mark.parametrize("method", ["static", "row", "hard", "shared", "reversed", "shuffled"])
+def test_weigh_offers_every_method(gains: Path, method: str) -> None:
+    assert call("weigh", gains, "--method", method).exit_code == 0
+    assert recast.WeightMatrix.load(gains.parent / "weights.json").method == method
+
+
+def test_weigh_names_bad_input(gains: Path, tmp_path: Path) -> None:
+    assert "No such file" in fails("weigh", tmp_path / "none.json")
+    assert "'ocr=two'" in fails("weigh", gains, "--budget", "clipscore=1,ocr=two")
+    assert "'ocr'" in fails("weigh", gains, "--budget", "ocr")
+    assert "twice" in fails("weigh", gains, "--budget", "ocr=1,ocr=2")
+    assert "name=number" in fails("weigh", gains, "--budget", "ocr=-1")
+    assert "name=number" in fails("weigh", gains, "--budget", "ocr=nan")
+    assert "unknown method 'best'" in fails("weigh", gains, "--method", "best")
+    assert "tau" in fails("weigh", gains, "--tau", "0")
+    assert "belongs to a recipe" in fails("weigh", gains, "weigh.tau=2")
+    truncated = tmp_path / "half.json"
+    truncated.write_text(gains.read_text()[:300])
+    assert "truncated" in fails("weigh", truncated)
+    content = json.loads(gains.read_text())
+    content["version"] = 7
+    truncated.write_text(json.dumps(content))
+    assert "version 7" in fails("weigh", truncated)
+    assert not (tmp_path / "weights.json").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(gains: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in fails("weigh", gains, "--out", tmp_path / "file" / "weights.json")
+    assert "cannot be written" in fails("plot", gains, "--out", tmp_path / "file" / "figure")
+
+
+def test_compare_prints_the_papers_two_tables(gains: Path) -> None:
+    result = call("compare", gains, gains)
+    assert result.exit_code == 0, result.output
+    for words in ("Pearson", "Spearman", "1.000", "1.00×", "remaining", "all"):
+        assert words in result.output
+
+
+def test_compare_needs_one_grid_or_the_flag(gains: Path, tmp_path: Path) -> None:
+    other = recast.GainCurves.load(gains).resample(schedule.from_shift(25)).save(tmp_path / "other.json")
+    assert "--resample" in fails("compare", gains, other)
+    assert call("compare", gains, other, "--resample").exit_code == 0
+
+
+def test_plot_draws_png_and_pdf_the_same_every_time(gains: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        result = call("plot", gains, "--budget", "clipscore=1,ocr=2", "--truth", gains, "--out", tmp_path / name)
+        assert result.exit_code == 0, result.output
+    for kind, magic in (("png", b"\x89PNG"), ("pdf", b"%PDF")):
+        first, second = ((tmp_path / f"{name}.{kind}").read_bytes() for name in "ab")
+        assert first.startswith(magic)
+        assert first == second
+    assert call("plot", gains).exit_code == 0
+    assert gains.with_suffix(".png").exists()
+
+
+def test_the_figure_shows_the_numbers(gains: Path) -> None:
+    from recast.report.figures import gain_figure
+
+    curves = recast.GainCurves.load(gains)
+    W = recast.weigh(curves, [1, 1, 1])
+    left, middle, right = gain_figure(curves, W).axes
+    for axes, rows in ((left, curves.gains), (middle, curves.normalized()), (right, W.matrix)):
+        for line, row in zip(axes.lines, rows, strict=False):
+            np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 11))
+            np.testing.assert_array_equal(line.get_ydata(), row)
+
+
+def test_run_leaves_every_artifact_and_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        result = call("run", ROOT / "recipes/mixture.yaml", *QUICK, "--out", tmp_path / name)
+        assert result.exit_code == 0, result.output
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {"recipe.yaml", "gains.json", "exact.json", "weights.json", "gains.png", "gains.pdf"}
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    curves = recast.GainCurves.load(tmp_path / "a" / "gains.json")
+    assert curves.rewards == ("mode", "mixed", "fine")
+    assert curves.steps == 6
+    assert curves.provenance["velocity_evaluations"] > 0
+    assert "away from the W of the exact curves" in result.output.replace("\n", " ")
+
+
+def test_estimate_then_weigh_by_recipe_is_run(tmp_path: Path) -> None:
+    recipe = ROOT / "recipes/mixture.yaml"
+    assert call("run", recipe, *QUICK, "--out", tmp_path / "whole").exit_code == 0
+    assert call("estimate", recipe, *QUICK, "--out", tmp_path / "parts").exit_code == 0
+    assert call("weigh", recipe, *QUICK, "--out", tmp_path / "parts").exit_code == 0
+    for name in ("gains.json", "weights.json"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+
+
+def test_the_paper_estimator_runs_from_the_same_recipe(tmp_path: Path) -> None:
+    more = ["estimate.estimator=paper", "estimate.rollouts=3", "--out", tmp_path]
+    result = call("run", ROOT / "recipes/mixture.yaml", *QUICK, *more)
+    assert result.exit_code == 0, result.output
+    assert recast.GainCurves.load(tmp_path / "gains.json").provenance["velocity_evaluations"] == 3 * 2 * 3 * 21
+
+
+def test_recipes_name_bad_input(tmp_path: Path) -> None:
+    recipe = ROOT / "recipes/mixture.yaml"
+    assert "did you mean 'noisings'" in fails("run", recipe, "estimate.noising=3", "--out", tmp_path)
+    assert "No such file" in fails("run", tmp_path / "none.yaml", "--out", tmp_path)
+    assert "gains.json: cannot be read" in fails("weigh", recipe, "--out", tmp_path)
+    assert "weigh.budget.NAME=1" in fails("weigh", recipe, "--budget", "mode=1", "--out", tmp_path)
+    assert list(tmp_path.iterdir()) == []

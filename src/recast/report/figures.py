@@ -34,7 +34,7 @@ def gain_figure(curves: GainCurves, weights: WeightMatrix, truth: GainCurves | N
     _lines(left, curves.rewards, curves.gains, bands.get("gains"), exact[0])
     left.set_title(r"gain $\Delta D_{i,t}$")
     _lines(middle, curves.rewards, curves.normalized(), bands.get("normalized"), exact[1])
-    middle.set_title(r"mean-normalised gain")
+    middle.set_title("mean-normalised gain")
     band = None
     if bands and weights.method == "sinkhorn" and weights.rewards == curves.rewards:
         band = curves.weight_intervals(weights.budget, tau=float(weights.info.get("tau", 1.0)))
@@ -45,6 +45,8 @@ def gain_figure(curves: GainCurves, weights: WeightMatrix, truth: GainCurves | N
         axes.set_xlabel("step t  (1 clean … T noise)")
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
+    if truth is not None:
+        left.plot([], [], color="0.4", linestyle=":", label="exact")
     left.legend(frameon=False, fontsize=8)
     return figure
 

@@ -81,6 +81,14 @@ def test_weigh_offers_every_method(gains: Path, method: str) -> None:
     assert recast.WeightMatrix.load(gains.parent / "weights.json").method == method
 
 
+def test_weigh_shrinks_when_asked(gains: Path) -> None:
+    assert call("weigh", gains, "--shrink").exit_code == 0
+    W = recast.WeightMatrix.load(gains.parent / "weights.json")
+    expected = recast.weigh(recast.GainCurves.load(gains), [1, 1, 1], shrink=True)
+    np.testing.assert_array_equal(W.matrix, expected.matrix)
+    assert W.info["shrink"] is True
+
+
 def test_weigh_names_bad_input(gains: Path, tmp_path: Path) -> None:
     assert "No such file" in fails("weigh", tmp_path / "none.json")
     assert "'ocr=two'" in fails("weigh", gains, "--budget", "clipscore=1,ocr=two")

@@ -66,6 +66,16 @@ def test_tau_and_columns_reach_the_solver() -> None:
     assert W.info["tau"] == 0.5
 
 
+def test_shrinking_a_curve_of_pure_noise_gives_nearly_static_weights() -> None:
+    per_prompt = np.random.default_rng(0).normal(scale=0.2, size=(40, 2, 9))
+    curves = recast.GainCurves(("a", "b"), GRID, per_prompt.mean(0), D_prompts=per_prompt)
+    plain, drawn = (recast.weigh(curves, [1, 1], shrink=shrink).matrix for shrink in (False, True))
+    assert np.abs(drawn - 1 / 16).sum() < 0.6 * np.abs(plain - 1 / 16).sum()
+    np.testing.assert_allclose(drawn.sum(1), 0.5, atol=1e-9)
+    with pytest.raises(RecastError, match="need D_prompts"):
+        recast.weigh(CURVES, [1, 1, 1], shrink=True)
+
+
 def test_bad_budgets_and_methods_are_named() -> None:
     for budget, method, words in (
         ([1, 2], "sinkhorn", "2 numbers for 3 curves"),

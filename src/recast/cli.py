@@ -82,6 +82,9 @@ def weigh(
     budget: Budget = None,
     method: MethodName = "sinkhorn",
     tau: Tau = 1.0,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Draw curves that are mostly noise towards the static weights.")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Where to write; default weights.json beside the curves (a recipe: its RUN)."),
@@ -97,8 +100,10 @@ def weigh(
     if source.suffix in (".yaml", ".yml"):
         from recast import config, run
 
-        if budget is not None or method != "sinkhorn" or tau != 1.0:
-            raise RecastError("with a recipe, set the budget as weigh.budget.NAME=1, and weigh.method and weigh.tau")
+        if budget is not None or method != "sinkhorn" or tau != 1.0 or shrink:
+            raise RecastError(
+                "with a recipe, set weigh.budget.NAME=1, weigh.method, weigh.tau and weigh.shrink instead"
+            )
         folder = out or Path("runs/recast")
         settings = config.load(source, overrides or [])
         curves = GainCurves.load(folder / "gains.json")
@@ -107,7 +112,7 @@ def weigh(
         if overrides:
             raise RecastError(f"{overrides[0]!r} belongs to a recipe; with a gains file use --budget, --method, --tau")
         curves = GainCurves.load(source)
-        weights = solve(curves, _budget(budget, curves.rewards), method, tau=tau)  # type: ignore[arg-type]
+        weights = solve(curves, _budget(budget, curves.rewards), method, tau=tau, shrink=shrink)  # type: ignore[arg-type]
         target = weights.save(out or source.parent / "weights.json")
     _show_weights(curves, weights)
     console.print(f"wrote {target}")

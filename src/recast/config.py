@@ -55,6 +55,7 @@ class WeighConfig(_Section):
     budget: dict[str, float] = Field(default_factory=dict)
     method: Literal["sinkhorn", "static", "row", "hard", "shared", "reversed", "shuffled"] = "sinkhorn"
     tau: float = Field(1.0, gt=0)
+    shrink: bool = Field(False, description="draw unreliable curves towards static weights")
     seed: int = Field(0, ge=0)
 
 

@@ -78,7 +78,7 @@ def weigh_recipe(recipe: Recipe, curves: GainCurves, out: Path) -> WeightMatrix:
     """`weights.json` by the recipe's budget and method."""
     settings = recipe.weigh
     budget = settings.budget or dict.fromkeys(curves.rewards, 1.0)
-    weights = weigh(curves, budget, settings.method, tau=settings.tau, seed=settings.seed)
+    weights = weigh(curves, budget, settings.method, tau=settings.tau, shrink=settings.shrink, seed=settings.seed)
     weights.save(out / "weights.json")
     return weights
 

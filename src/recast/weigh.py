@@ -26,6 +26,7 @@ def weigh(
     tau: float = 1.0,
     columns: ArrayLike | None = None,
     curve: ArrayLike | None = None,
+    shrink: bool = False,
     seed: int = 0,
 ) -> WeightMatrix:
     """W for `budget` (any positive scale), a mapping by reward name or one number per curve.
@@ -33,7 +34,8 @@ def weigh(
     Methods: `sinkhorn` (Alg. 3), `static` (λ_i/T), `row` (no column constraint), `hard` (the transport
     LP), `shared` (one schedule `curve` (T,) for all rewards; by default the budget-weighted mean of
     their normalised gains), and the controls `reversed` and `shuffled`: the Sinkhorn W with its columns
-    in another order. `tau` and `columns` are the temperature and ν of the Sinkhorn problem. A reward in
+    in another order. `tau` and `columns` are the temperature and ν of the Sinkhorn problem. `shrink`
+    draws unreliable curves towards the static case (`GainCurves.shrunk`; needs `D_prompts`). A reward in
     the budget that has no curve gets log K = 0, its full budget spread by the shared column factors.
 
     >>> curves = GainCurves(("clip", "ocr"), [0, 0.5, 1], [[0.4, 0.3, 0.0], [0.9, 0.8, 0.0]])
@@ -43,11 +45,12 @@ def weigh(
     if method not in METHODS:
         raise RecastError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
     names, lam = _resolve(curves, budget)
+    measured = curves.shrunk() if shrink else curves.gains
     gains = np.zeros((len(names), curves.steps))
     for i, name in enumerate(names):
         if name in curves.rewards:
-            gains[i] = curves.gains[curves.rewards.index(name)]
-    info: dict[str, Any] = {"alpha": curves.alpha, "curves": dict(curves.provenance)}
+            gains[i] = measured[curves.rewards.index(name)]
+    info: dict[str, Any] = {"alpha": curves.alpha, "shrink": shrink, "curves": dict(curves.provenance)}
     info["without_gain"] = [name for name, row in zip(names, gains, strict=True) if not row.any()]
     if method == "static":
         matrix = sinkhorn.static(lam, curves.steps)

@@ -159,6 +159,30 @@ def test_weight_intervals_hold_the_weights(curves: GainCurves) -> None:
     assert (high - low > 0).all()
 
 
+def test_reliability_tells_a_curve_from_noise() -> None:
+    rng = np.random.default_rng(3)
+    sigmas = schedule.from_shift(10)
+    peaked = np.array([1.0, 1.0, 1.0, 0.95, 0.8, 0.4, 0.1, 0.05, 0, 0, 0])
+    truth = np.stack([peaked, np.zeros(11)])
+    reliable = []
+    for noise in (0.01, 0.3):
+        per_prompt = truth + rng.normal(scale=noise, size=(60, 2, 11))
+        curves = GainCurves(("real", "nothing"), sigmas, per_prompt.mean(0), D_prompts=per_prompt)
+        reliable.append(curves.reliability())
+        shape, drawn = curves.normalized(), curves.shrunk()
+        np.testing.assert_allclose(drawn.mean(1), 1.0)
+        np.testing.assert_allclose(drawn - 1, curves.reliability()[:, None] * (shape - 1))
+    assert reliable[0][0] > 0.98
+    assert reliable[0][0] > reliable[1][0] > reliable[1][1]
+    assert max(r[1] for r in reliable) < 0.5
+
+
+def test_shrinking_leaves_a_curve_without_gain_alone() -> None:
+    per_prompt = np.zeros((5, 1, 4))
+    curves = GainCurves(("a",), schedule.from_shift(3), per_prompt[0], D_prompts=per_prompt)
+    np.testing.assert_array_equal(curves.shrunk(), 0.0)
+
+
 def test_intervals_need_prompts() -> None:
     curves = GainCurves(("a",), [0, 1], [[1.0, 0.0]])
     with pytest.raises(RecastError, match="need D_prompts"):

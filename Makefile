@@ -1,4 +1,4 @@
-# Each target alone is enough on a fresh machine with Python >= 3.10, pip and make.
+# Each target alone is enough on a fresh machine with Python >= 3.11, pip and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,9 +18,9 @@ bench: $(STAMP)
 
 # The stamp is written last and renamed into place, so an interrupted install leaves none.
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit("recast needs Python >= 3.10, not " + sys.version.split()[0] if sys.version_info < (3, 10) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit("make installs the exact versions of constraints.txt, which need Python >= 3.11, not " + sys.version.split()[0] + ": set PYTHON=python3.11, or use pip install -e \".[dev]\"" if sys.version_info < (3, 11) else 0)'
 	rm -f $@
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@.new && mv $@.new $@
 

@@ -1,6 +1,9 @@
 """The commands as a person types them."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +68,8 @@ def test_weigh_prints_a_table_and_a_heatmap_and_writes_the_file(gains: Path) -> 
 def test_weigh_says_what_is_wrong_with_a_reward(gains: Path) -> None:
     output = call("weigh", gains, "--budget", "clipscore=1,flat=1,new=1").output.replace("\n", " ")
     assert "flat has no gain at any step" in output
-    assert "new has no gain curve" in output
+    assert "new has no gain curve:" in output
+    assert "did you mean clipscore?" in call("weigh", gains, "--budget", "clipscor=1,ocr=1").output
 
 
 def test_weigh_defaults_to_an_even_budget_and_writes_the_same_bytes(gains: Path, tmp_path: Path) -> None:
@@ -97,7 +101,10 @@ def test_weigh_names_bad_input(gains: Path, tmp_path: Path) -> None:
     assert "name=number" in fails("weigh", gains, "--budget", "ocr=-1")
     assert "name=number" in fails("weigh", gains, "--budget", "ocr=nan")
     assert "unknown method 'best'" in fails("weigh", gains, "--method", "best")
-    assert "tau" in fails("weigh", gains, "--tau", "0")
+    assert "tau must be a positive number" in fails("weigh", gains, "--tau", "0")
+    assert "tau must be a positive number" in fails("weigh", gains, "--tau", "inf")
+    assert "overwrite the curves" in fails("weigh", gains, "--out", gains)
+    assert "none of new has a gain curve" in fails("weigh", gains, "--budget", "new=1")
     assert "belongs to a recipe" in fails("weigh", gains, "weigh.tau=2")
     truncated = tmp_path / "half.json"
     truncated.write_text(gains.read_text()[:300])
@@ -115,6 +122,40 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(gains: Path, tmp_path: 
     assert "cannot be written" in fails("plot", gains, "--out", tmp_path / "file" / "figure")
 
 
+def test_brackets_in_names_and_paths_are_just_text(gains: Path, tmp_path: Path) -> None:
+    odd = recast.GainCurves.load(gains)
+    odd = recast.GainCurves(("a[/b]", "[red]c", "d"), odd.sigmas, odd.D)
+    path = odd.save(tmp_path / "x[bold]" / "gains.json")
+    result = call("weigh", path)
+    assert result.exit_code == 0, result.output
+    assert "a[/b]" in result.output
+    assert str(path.parent / "weights.json") in result.output
+    assert call("compare", path, path).exit_code == 0
+
+
+def test_the_heatmap_fits_the_terminal_and_keeps_names(gains: Path) -> None:
+    from recast.report.tables import ASCII_SHADES, heatmap
+
+    curves = recast.GainCurves.load(gains).resample(schedule.from_shift(100))
+    for width in (40, 80, 200):
+        lines = heatmap(recast.weigh(curves, [1, 1, 1]), width)
+        assert all(len(line.plain) <= width for line in lines[1:])
+        assert [line.plain.split()[0] for line in lines[1:]] == list(curves.rewards)
+    assert heatmap(recast.weigh(curves, [1, 1, 1], "static"), 200)[1].plain.endswith("▒" * 100)
+    hot = recast.WeightMatrix(("a",), [0, 0.5, 1], [[1.0, 0.0]], [1.0])
+    assert heatmap(hot, 80, ASCII_SHADES)[1].plain == "a  ##  "
+
+
+def test_a_terminal_without_unicode_gets_no_traceback(gains: Path) -> None:
+    command = [str(Path(sys.executable).parent / "recast"), "weigh"]
+    for arguments in ([str(gains)], ["--help"]):
+        result = subprocess.run(
+            command + arguments, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False
+        )
+        assert result.returncode == 0, result.stderr
+        assert b"Traceback" not in result.stderr
+
+
 def test_compare_prints_the_papers_two_tables(gains: Path) -> None:
     result = call("compare", gains, gains)
     assert result.exit_code == 0, result.output
@@ -125,6 +166,9 @@ def test_compare_prints_the_papers_two_tables(gains: Path) -> None:
 def test_compare_needs_one_grid_or_the_flag(gains: Path, tmp_path: Path) -> None:
     other = recast.GainCurves.load(gains).resample(schedule.from_shift(25)).save(tmp_path / "other.json")
     assert "--resample" in fails("compare", gains, other)
+    same_steps = recast.GainCurves.load(gains).resample(schedule.from_shift(10, 1.0)).save(tmp_path / "same.json")
+    assert "--resample" in fails("compare", gains, same_steps)
+    assert "different grids" in fails("plot", gains, "--truth", same_steps)
     assert call("compare", gains, other, "--resample").exit_code == 0
 
 
@@ -136,6 +180,9 @@ def test_plot_draws_png_and_pdf_the_same_every_time(gains: Path, tmp_path: Path)
         first, second = ((tmp_path / f"{name}.{kind}").read_bytes() for name in "ab")
         assert first.startswith(magic)
         assert first == second
+    for out, written in (("c.png", "c.png"), ("", "gains.pdf"), ("d.pdf", "d.png")):
+        assert call("plot", gains, "--shrink", "--out", tmp_path / out).exit_code == 0
+        assert (tmp_path / written).exists()
     assert call("plot", gains).exit_code == 0
     assert gains.with_suffix(".png").exists()
 
@@ -150,6 +197,27 @@ def test_the_figure_shows_the_numbers(gains: Path) -> None:
         for line, row in zip(axes.lines, rows, strict=False):
             np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 11))
             np.testing.assert_array_equal(line.get_ydata(), row)
+
+
+def test_a_reward_has_one_colour_in_every_panel(gains: Path) -> None:
+    from recast.report.figures import gain_figure
+
+    curves = recast.GainCurves.load(gains)
+    left, _, right = gain_figure(curves, recast.weigh(curves, {"new": 1, "ocr": 2})).axes
+    colour = {line.get_label(): line.get_color() for line in left.lines}
+    drawn = {line.get_label(): line.get_color() for line in right.lines[:2]}
+    assert drawn["ocr"] == colour["ocr"]
+    assert drawn["new"] == colour["new (no curve)"]
+    assert drawn["new"] not in (colour["clipscore"], colour["ocr"], colour["flat"])
+
+
+def test_new_curves_do_not_stand_beside_old_weights(tmp_path: Path) -> None:
+    recipe = ROOT / "recipes/mixture.yaml"
+    assert call("run", recipe, *QUICK, "--out", tmp_path).exit_code == 0
+    assert call("estimate", recipe, *QUICK, "estimate.steps=4", "--out", tmp_path).exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"recipe.yaml", "gains.json", "exact.json"}
+    assert call("weigh", recipe, *QUICK, "weigh.budget.fine=9", "--out", tmp_path).exit_code == 0
+    assert "fine: 9.0" in (tmp_path / "recipe.yaml").read_text()
 
 
 def test_run_leaves_every_artifact_and_the_same_bytes(tmp_path: Path) -> None:

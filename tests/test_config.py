@@ -55,6 +55,12 @@ def test_recipes_are_frozen(recipe: Path) -> None:
         ("estimate.steps.more=1", "goes below 'steps'"),
         ("estimate.steps=[1", "not valid YAML"),
         ("estimate=3", "estimate = 3"),
+        ("estimate.sampler=euler", "sampler belongs to estimator: paper"),
+        ("estimate.spacing=1e-6", "estimate.spacing = 1e-06|estimate.spacing = '1e-6'"),
+        ("estimate.spacing=.inf", "less than or equal to 10"),
+        ("weigh.tau=.inf", "finite number"),
+        ("weigh.budget.fine=-1", "weigh.budget = .*non-negative"),
+        ("world.seed=-1", "greater than or equal to 0"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(recipe: Path, override: str, words: str) -> None:
@@ -63,8 +69,26 @@ def test_a_wrong_setting_is_one_sentence(recipe: Path, override: str, words: str
     assert "\n" not in str(caught.value)
 
 
+def test_an_empty_section_takes_overrides(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("world:\n")
+    assert config.load(tmp_path / "recipe.yaml", ["world.modes=3"]).world.modes == 3
+
+
+def test_provenance_names_only_settings_that_were_read() -> None:
+    coupled = config.EstimateConfig()
+    assert "noisings" in coupled.used()
+    assert "sampler" not in coupled.used()
+    paper = config.EstimateConfig(estimator="paper", sampler="dpm2")
+    assert paper.used()["sampler"] == "dpm2"
+    assert not {"noisings", "spacing"} & set(paper.used())
+
+
 def test_wrong_files(tmp_path: Path) -> None:
-    for text, words in (("- 1\n- 2\n", "mapping of sections, not a list"), ("a: [1\n", "not a valid YAML")):
+    for text, words in (
+        ("- 1\n- 2\n", "mapping of sections, not a list"),
+        ("a: [1\n", "not a valid YAML"),
+        ("0\n", "not a int"),
+    ):
         (tmp_path / "bad.yaml").write_text(text)
         with pytest.raises(RecastError, match=words) as caught:
             config.load(tmp_path / "bad.yaml")

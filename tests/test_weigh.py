@@ -38,6 +38,10 @@ def test_a_reward_without_a_curve_gets_its_budget_by_the_column_factors() -> Non
     np.testing.assert_allclose(factors, factors[0], rtol=1e-6)  # log K = 0 for the new one
 
 
+def test_static_needs_no_curve() -> None:
+    np.testing.assert_allclose(recast.weigh(CURVES, {"new": 1}, "static").matrix, 1 / 8)
+
+
 def test_controls_are_the_same_columns_in_another_order() -> None:
     W = recast.weigh(CURVES, [1, 1, 1]).matrix
     np.testing.assert_array_equal(recast.weigh(CURVES, [1, 1, 1], "reversed").matrix, W[:, ::-1])
@@ -80,6 +84,8 @@ def test_bad_budgets_and_methods_are_named() -> None:
     for budget, method, words in (
         ([1, 2], "sinkhorn", "2 numbers for 3 curves"),
         ({}, "sinkhorn", "empty"),
+        ({"clipp": 1}, "sinkhorn", "none of clipp has a gain curve.*clip, hps, ocr"),
+        ({"clip": "x"}, "sinkhorn", "budget must be numbers"),
         ({"clip": -1}, "sinkhorn", "non-negative"),
         ([1, 1, 1], "sinkorn", "unknown method 'sinkorn': choose one of sinkhorn"),
     ):

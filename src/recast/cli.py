@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from collections.abc import Iterable
@@ -36,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="When each reward counts: from gain curves to a reward-by-timestep weight matrix.",
 )
-console = Console()
+console = Console(markup=False, highlight=False)  # names and paths are text, whatever brackets they have
 
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/mixture.yaml.", show_default=False)]
 Overrides = Annotated[
@@ -46,6 +47,8 @@ RunFolder = Annotated[Path, typer.Option("--out", help="The folder that collects
 Budget = Annotated[str | None, typer.Option("--budget", help="How much each reward counts: name=number,name=number,…")]
 MethodName = Annotated[str, typer.Option("--method", help="sinkhorn, static, row, hard, shared, reversed or shuffled.")]
 Tau = Annotated[float, typer.Option("--tau", help="Sinkhorn temperature: below 1 sharper, above 1 flatter.")]
+
+Shrink = Annotated[bool, typer.Option("--shrink", help="Draw curves that are mostly noise towards static weights.")]
 
 
 def _version(asked: bool) -> None:
@@ -82,9 +85,7 @@ def weigh(
     budget: Budget = None,
     method: MethodName = "sinkhorn",
     tau: Tau = 1.0,
-    shrink: Annotated[
-        bool, typer.Option("--shrink", help="Draw curves that are mostly noise towards the static weights.")
-    ] = False,
+    shrink: Shrink = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Where to write; default weights.json beside the curves (a recipe: its RUN)."),
@@ -93,6 +94,8 @@ def weigh(
     """Turn gain curves and a budget into W: weights.json, a table and a heatmap.
 
     Example: `recast weigh gains.json --budget clipscore=1,ocr=2`
+
+    Or by a recipe: `recast weigh recipes/mixture.yaml weigh.method=row --out runs/mixture`
     """
     from recast.core.curves import GainCurves
     from recast.weigh import weigh as solve
@@ -107,15 +110,19 @@ def weigh(
         folder = out or Path("runs/recast")
         settings = config.load(source, overrides or [])
         curves = GainCurves.load(folder / "gains.json")
-        weights, target = run.weigh_recipe(settings, curves, folder), folder / "weights.json"
+        weights = run.weigh_recipe(settings, curves)
+        target = run.save_weights(settings, weights, folder)
     else:
         if overrides:
             raise RecastError(f"{overrides[0]!r} belongs to a recipe; with a gains file use --budget, --method, --tau")
         curves = GainCurves.load(source)
         weights = solve(curves, _budget(budget, curves.rewards), method, tau=tau, shrink=shrink)  # type: ignore[arg-type]
-        target = weights.save(out or source.parent / "weights.json")
+        target = out or source.parent / "weights.json"
+        if target.resolve() == source.resolve():
+            raise RecastError(f"{source}: the weights would overwrite the curves; choose another --out")
+        weights.save(target)
     _show_weights(curves, weights)
-    console.print(f"wrote {target}")
+    console.print(f"wrote {target}", soft_wrap=True)
 
 
 @app.command()
@@ -130,6 +137,7 @@ def compare(
 
     Example: `recast compare base/gains.json trained/gains.json`
     """
+    from recast.core import schedule
     from recast.core.curves import GainCurves, remaining
     from recast.core.curves import compare as compare_curves
     from recast.report import tables
@@ -137,9 +145,9 @@ def compare(
     a, b = GainCurves.load(first), GainCurves.load(second)
     if resample:
         b = b.resample(a.sigmas)
-    elif a.steps != b.steps:
+    elif not schedule.same(a.sigmas, b.sigmas):
         raise RecastError(
-            f"{first} has T = {a.steps} and {second} T = {b.steps}: add --resample to put them on one grid"
+            f"{first} (T = {a.steps}) and {second} (T = {b.steps}) lie on different grids: add --resample"
         )
     console.print(tables.comparison_table(compare_curves(a, b), str(first), str(second)))
     console.print(tables.remaining_table(remaining(a, b), str(first), str(second)))
@@ -151,6 +159,7 @@ def plot(
     budget: Budget = None,
     method: MethodName = "sinkhorn",
     tau: Tau = 1.0,
+    shrink: Shrink = False,
     truth: Annotated[Path | None, typer.Option("--truth", help="Another gains.json to draw dotted.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="File stem; default the name of the curves, beside them.")
@@ -164,10 +173,17 @@ def plot(
     from recast.weigh import weigh as solve
 
     curves = GainCurves.load(gains)
-    weights = solve(curves, _budget(budget, curves.rewards), method, tau=tau)  # type: ignore[arg-type]
-    exact = None if truth is None else GainCurves.load(truth).select(curves.rewards)
-    for path in _draw(curves, weights, out or gains.with_suffix(""), exact):
-        console.print(f"wrote {path}")
+    shares = _budget(budget, curves.rewards)
+    weights = solve(curves, shares, method, tau=tau, shrink=shrink)  # type: ignore[arg-type]
+    exact, exact_weights = None, None
+    if truth is not None:
+        exact = GainCurves.load(truth).select(curves.rewards)
+        exact_weights = solve(exact, shares, method, tau=tau)  # type: ignore[arg-type]
+    stem = gains.with_suffix("") if out is None else out
+    stem = stem / "gains" if stem.is_dir() else stem
+    stem = stem.with_suffix("") if stem.suffix in (".png", ".pdf") else stem
+    for path in _draw(curves, weights, stem, exact, exact_weights):
+        console.print(f"wrote {path}", soft_wrap=True)
 
 
 @app.command()
@@ -183,15 +199,13 @@ def run(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Path("
 
     settings = config.load(recipe, overrides or [])
     curves, truth = stages.estimate(settings, out, _progress)
-    weights = stages.weigh_recipe(settings, curves, out)
+    weights, exact = (stages.weigh_recipe(settings, each) for each in (curves, truth))
+    stages.save_weights(settings, weights, out)
     _show_weights(curves, weights)
     console.print(tables.comparison_table(compare_curves(truth, curves), "exact", "estimated"))
-    figures = _draw(curves, weights, out / "gains", truth)
-    console.print(
-        f"\n{stages.verdict(settings, curves, truth, weights)}\n"
-        f"wrote {', '.join(str(out / name) for name in ('gains.json', 'exact.json', 'weights.json'))} "
-        f"and {', '.join(str(path) for path in figures)}"
-    )
+    _draw(curves, weights, out / "gains", truth, exact)
+    names = "recipe.yaml, gains.json, exact.json, weights.json, gains.png and gains.pdf"
+    console.print(f"{stages.verdict(settings, curves, weights, exact)}\nwrote {names} in {out}", soft_wrap=True)
 
 
 def _budget(text: str | None, rewards: tuple[str, ...]) -> dict[str, float]:
@@ -217,18 +231,21 @@ def _show_weights(curves: Any, weights: Any) -> None:
     from recast.report import tables
 
     console.print(tables.weights_table(weights, curves))
+    shades = tables.SHADES if "utf" in console.encoding.lower() else tables.ASCII_SHADES
+    for line in tables.heatmap(weights, console.width, shades):
+        console.print(line, soft_wrap=True)
     for note in tables.notes(weights, curves):
-        console.print(f"note: {note}")
+        console.print(f"note: {note}", soft_wrap=True)
 
 
-def _draw(curves: Any, weights: Any, stem: Path, truth: Any) -> list[Path]:
+def _draw(curves: Any, weights: Any, stem: Path, truth: Any, true_weights: Any) -> list[Path]:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise RecastError("figures need matplotlib: pip install 'recast-diffusion[plot]'") from None
     from recast.report import figures
 
-    return figures.save(figures.gain_figure(curves, weights, truth), stem)
+    return figures.save(figures.gain_figure(curves, weights, truth, true_weights), stem)
 
 
 def _progress(items: Iterable[int], title: str, total: int) -> Iterable[int]:
@@ -239,4 +256,7 @@ def _progress(items: Iterable[int], title: str, total: int) -> Iterable[int]:
 
 def main() -> None:
     """Entry point of the `recast` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without σ gets "?", not a traceback
     app()

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from recast.core import artifact, renyi
+from recast.core import artifact, renyi, sinkhorn
 from recast.errors import RecastError
 
 
@@ -25,7 +25,7 @@ class WorldConfig(_Section):
     dimension: int = Field(32, ge=1)
     modes: int = Field(6, ge=1)
     prompts: int = Field(20, ge=1)
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
 
 
 class EstimateConfig(_Section):
@@ -33,15 +33,28 @@ class EstimateConfig(_Section):
 
     estimator: Literal["coupled", "paper"] = "coupled"
     steps: int = Field(25, ge=1, description="T, the number of denoising steps")
-    shift: float = Field(3.0, gt=0, description="shift of the scheduler's grid")
+    shift: float = Field(3.0, gt=0, allow_inf_nan=False, description="shift of the scheduler's grid")
     samples: int = Field(8, ge=1, description="N, proposals per prompt")
     noisings: int = Field(4, ge=1, description="noisings of each proposal (coupled)")
     rollouts: int = Field(1, ge=1, description="K, rollouts from each noised proposal")
-    spacing: float = Field(0.8, gt=0, description="log-SNR between the levels rollouts visit (coupled)")
-    sampler: Literal["euler", "dpm2", "sde", "ancestral", "ancestral2"] = "ancestral"
+    spacing: float = Field(0.8, ge=0.01, le=10, description="log-SNR between the levels rollouts visit (coupled)")
+    sampler: Literal["euler", "dpm2", "sde", "ancestral", "ancestral2"] | None = Field(
+        None, description="the rollouts' sampler (paper); ancestral unless told"
+    )
     alpha: float = 2.0
     aggregate: Literal["prompt-mean", "pooled"] = "prompt-mean"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**32)
+
+    @model_validator(mode="after")
+    def _no_idle_sampler(self) -> EstimateConfig:
+        if self.estimator == "coupled" and self.sampler is not None:
+            raise ValueError("sampler belongs to estimator: paper; coupled rollouts have a sampler of their own")
+        return self
+
+    def used(self) -> dict[str, Any]:
+        """The settings that the chosen estimator reads, for provenance."""
+        idle = {"sampler"} if self.estimator == "coupled" else {"noisings", "spacing"}
+        return {key: value for key, value in self.model_dump().items() if key not in idle}
 
     @field_validator("alpha")
     @classmethod
@@ -54,9 +67,16 @@ class WeighConfig(_Section):
 
     budget: dict[str, float] = Field(default_factory=dict)
     method: Literal["sinkhorn", "static", "row", "hard", "shared", "reversed", "shuffled"] = "sinkhorn"
-    tau: float = Field(1.0, gt=0)
+    tau: float = Field(1.0, gt=0, allow_inf_nan=False)
     shrink: bool = Field(False, description="draw unreliable curves towards static weights")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**32)
+
+    @field_validator("budget")
+    @classmethod
+    def _spendable(cls, value: dict[str, float]) -> dict[str, float]:
+        if value:
+            sinkhorn.simplex(list(value.values()), len(value), "budget")
+        return value
 
 
 class Recipe(_Section):
@@ -74,12 +94,13 @@ class Recipe(_Section):
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe from a YAML file, with `section.key=value` overrides on top."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RecastError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise RecastError(f"{path}: not a valid YAML file: {reason}") from error
+    content = {} if content is None else content
     if not isinstance(content, dict):
         raise RecastError(f"{path}: a recipe is a mapping of sections, not a {type(content).__name__}")
     for override in overrides:
@@ -97,7 +118,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
     *parents, last = key.split(".")
     target = content
     for name in parents:
-        below = target.setdefault(name, {})
+        below = target[name] = {} if target.get(name) is None else target[name]
         if not isinstance(below, dict):
             raise RecastError(f"the override {override!r} goes below {name!r}, which is a value and not a section")
         target = below

@@ -45,13 +45,19 @@ def weigh(
     if method not in METHODS:
         raise RecastError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
     names, lam = _resolve(curves, budget)
+    if method != "static" and not set(names) & set(curves.rewards):
+        raise RecastError(
+            f"none of {', '.join(names)} has a gain curve (the curves are {', '.join(curves.rewards)}): "
+            "there is nothing to weigh by; method 'static' needs no curve"
+        )
     measured = curves.shrunk() if shrink else curves.gains
     gains = np.zeros((len(names), curves.steps))
     for i, name in enumerate(names):
         if name in curves.rewards:
             gains[i] = measured[curves.rewards.index(name)]
-    info: dict[str, Any] = {"alpha": curves.alpha, "shrink": shrink, "curves": dict(curves.provenance)}
-    info["without_gain"] = [name for name, row in zip(names, gains, strict=True) if not row.any()]
+    info: dict[str, Any] = {"alpha": curves.alpha, "curves": dict(curves.provenance)}
+    info |= {} if method == "static" else {"shrink": shrink}
+    info["without_gain"] = [name for name, row in zip(names, gains, strict=True) if not renyi.normalized(row).any()]
     if method == "static":
         matrix = sinkhorn.static(lam, curves.steps)
     elif method == "row":

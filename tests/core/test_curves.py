@@ -1,6 +1,7 @@
 """GainCurves: its file, resampling, intervals and comparisons."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,8 @@ def test_nan_of_a_prompt_is_null_in_the_file(tmp_path: Path) -> None:
         (lambda c: c.update(rewards=3), "list of names, not 3"),
         (lambda c: c["gains"][0].__setitem__(0, 9.0), "edited by hand"),
         (lambda c: c["D"][0].__setitem__(0, None), "not finite"),
+        (lambda c: c.update(provenance=[1]), "'provenance' must map names to values, not be a list"),
+        (lambda c: c.update(aggregate="median"), "unknown aggregation 'median'"),
     ],
 )
 def test_a_wrong_file_is_one_clear_error(curves: GainCurves, tmp_path: Path, change, words: str) -> None:
@@ -90,6 +93,10 @@ def test_missing_truncated_and_foreign_files(curves: GainCurves, tmp_path: Path)
     (tmp_path / "list.json").write_text("[1, 2]")
     with pytest.raises(RecastError, match="expected a recast.gains file"):
         GainCurves.load(tmp_path / "list.json")
+    for text in ("9" * 5000, "[" * 100_000):
+        (tmp_path / "absurd.json").write_text(text)
+        with pytest.raises(RecastError, match="not valid JSON"):
+            GainCurves.load(tmp_path / "absurd.json")
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecastError, match="not valid JSON"):
         GainCurves.load(tmp_path / "bytes.json")
@@ -233,6 +240,22 @@ def test_shapes_are_checked() -> None:
         GainCurves(("a",), [0, 1], [[1.0, 0.0]], D_prompts=np.zeros((3, 2, 2)))
     with pytest.raises(RecastError, match="list of names"):
         GainCurves((), [0, 1], np.zeros((0, 2)))
+    with pytest.raises(RecastError, match="D must be a rectangular array"):
+        GainCurves(("a", "b"), [0, 1], [[1.0, 0.0], [1.0]])
+    with pytest.raises(RecastError, match="alpha must be a positive number, not '2'"):
+        GainCurves(("a",), [0, 1], [[1.0, 0.0]], alpha="2")
+
+
+def test_links_are_followed_and_devices_and_folders_refused(curves: GainCurves, tmp_path: Path) -> None:
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    link.symlink_to(real)
+    curves.save(link)
+    assert link.is_symlink()
+    np.testing.assert_array_equal(GainCurves.load(real).D, curves.D)
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path, tmp_path / "pipe", Path("")):
+        with pytest.raises(RecastError, match="a folder or a device"):
+            curves.save(target)
 
 
 def test_normalised_gains_are_those_of_renyi(curves: GainCurves) -> None:

@@ -95,7 +95,7 @@ def test_fewer_than_100_iterations_on_curves_like_the_papers(budget: tuple[int, 
         assert result.iterations < paper.ITERATIONS_BELOW
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.integers(1, 4),
     st.integers(1, 25),

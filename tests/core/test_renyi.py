@@ -133,8 +133,13 @@ def test_gains_do_not_depend_on_the_rewards_scale(mu: np.ndarray, scale: float) 
 @given(arrays(np.float64, (3, 6), elements=st.floats(0.0, 10.0)))
 def test_normalised_gains_have_mean_one_or_are_zero(gains: np.ndarray) -> None:
     means = renyi.normalized(gains).mean(axis=1)
-    flat = gains.mean(axis=1) == 0
+    flat = gains.mean(axis=1) <= 1e-12
     np.testing.assert_allclose(means, np.where(flat, 0.0, 1.0), atol=1e-12)
+
+
+def test_the_rounding_of_a_constant_reward_is_no_curve() -> None:
+    D = renyi.log_moment(np.full((20, 7), 0.3) * (1 + 1e-16 * np.arange(20)[:, None]), 4.0)
+    assert (renyi.normalized(renyi.gains(D + np.linspace(0, 1e-15, 20)[::-1])) == 0).all()
 
 
 def test_the_sweep_needs_no_new_rollouts() -> None:

@@ -67,6 +67,16 @@ def test_lookup_takes_the_nearest_start_level() -> None:
     assert W.columns(torch.tensor(GRID[1:], dtype=torch.bfloat16)).tolist() == list(range(10))
 
 
+def test_sigmas_may_be_of_another_kind_than_rewards() -> None:
+    rewards, sigmas = np.random.default_rng(0).random((2, 3)), np.array([[0.9, 0.1], [0.5, 1.0]])
+    expected = matrix().mix(rewards, sigmas=sigmas)
+    np.testing.assert_array_equal(matrix().mix(rewards, sigmas=sigmas.tolist()), expected)
+    np.testing.assert_array_equal(matrix().mix(rewards, sigmas=torch.tensor(sigmas)), expected)
+    mixed = matrix().mix(torch.tensor(rewards), sigmas=sigmas)
+    assert isinstance(mixed, torch.Tensor)
+    np.testing.assert_allclose(mixed, expected)
+
+
 def test_nan_drops_out_and_its_weight_goes_to_the_others() -> None:
     W = matrix()
     rewards = np.array([[0.5, np.nan, 0.9], [np.nan, np.nan, 0.4], [np.nan, np.nan, np.nan], [0.1, 0.2, 0.3]])

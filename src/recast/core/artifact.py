@@ -31,8 +31,10 @@ def write(path: str | Path, format: str, fields: Mapping[str, Any]) -> Path:
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file so that no reader ever sees half of it."""
-    target = Path(path)
+    """Write a text file so that no reader ever sees half of it; links are followed."""
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        raise RecastError(f"{path}: cannot be written: it is a folder or a device, not a file")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -41,8 +43,8 @@ def write_text(path: str | Path, text: str) -> Path:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise RecastError(f"{target}: cannot be written: {error.strerror or error}") from error
-    return target
+        raise RecastError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return Path(path)
 
 
 def read(path: str | Path, format: str) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def read(path: str | Path, format: str) -> dict[str, Any]:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RecastError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, absurd numbers, absurd nesting
         raise RecastError(f"{path}: not valid JSON ({error}); the file is truncated or of another kind") from error
     found = content.get("format") if isinstance(content, dict) else None
     if not isinstance(content, dict) or found != format:
@@ -68,6 +70,14 @@ def field(content: Mapping[str, Any], key: str, path: str | Path) -> Any:
     if key not in content:
         raise RecastError(f"{path}: the field {key!r} is missing; the file has {', '.join(content)}")
     return content[key]
+
+
+def mapping(content: Mapping[str, Any], key: str, path: str | Path) -> dict[str, Any]:
+    """One optional field that maps names to values; empty where it is missing."""
+    value = content.get(key, {})
+    if not isinstance(value, dict):
+        raise RecastError(f"{path}: the field {key!r} must map names to values, not be a {type(value).__name__}")
+    return value
 
 
 def array(content: Mapping[str, Any], key: str, path: str | Path, ndim: int) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 FORMAT = "recast.gains"
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, eq=False)
 class GainCurves:
     """Cumulative discriminability D (m, T+1) of m rewards on the grid `sigmas` (T+1,).
 
@@ -46,9 +46,9 @@ class GainCurves:
         put = object.__setattr__  # the dataclass is frozen; this is its constructor
         put(self, "rewards", check_names(rewards))
         put(self, "sigmas", schedule.grid(sigmas))
-        put(self, "D", np.array(D, dtype=np.float64))
+        put(self, "D", numbers(D, "D"))
         put(self, "alpha", renyi.check_alpha(alpha))
-        put(self, "D_prompts", None if D_prompts is None else np.array(D_prompts, dtype=np.float64))
+        put(self, "D_prompts", None if D_prompts is None else numbers(D_prompts, "D_prompts"))
         put(self, "aggregate", aggregate)
         put(self, "provenance", dict(provenance or {}))
         self._check()
@@ -200,7 +200,7 @@ class GainCurves:
                 alpha=float(artifact.array(content, "alpha", path, 0)),
                 D_prompts=artifact.array(content, "D_prompts", path, 3) if "D_prompts" in content else None,
                 aggregate=content.get("aggregate", "prompt-mean"),
-                provenance=content.get("provenance", {}),
+                provenance=artifact.mapping(content, "provenance", path),
             )
         except (RecastError, TypeError, ValueError) as error:
             raise RecastError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
@@ -282,6 +282,14 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
     if len(set(result)) != len(result):
         raise RecastError(f"reward names must differ, but they are {', '.join(result)}")
     return result
+
+
+def numbers(values: ArrayLike, name: str) -> Array:
+    """A float64 copy of `values`; an error that names them if they are no rectangular array of numbers."""
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise RecastError(f"{name} must be a rectangular array of numbers: {error}") from error
 
 
 def percentiles(draws: Array, level: float) -> Array:

@@ -19,14 +19,15 @@ Array = NDArray[np.float64]
 Aggregation = Literal["prompt-mean", "pooled"]
 
 FLOOR = 1e-10
+ROUNDING = 1e-12
 PAPER_ALPHAS = (0.25, 0.5, 0.75, 1.5, 2.0, 4.0, 8.0)
 """The orders of App. B.2."""
 
 
 def check_alpha(alpha: float) -> float:
     """`alpha` itself if it is a usable Rényi order, else an error that says why."""
-    if not (np.isfinite(alpha) and alpha > 0):
-        raise RecastError(f"alpha must be a positive number, not {alpha:g}")
+    if not (isinstance(alpha, (int, float)) and np.isfinite(alpha) and alpha > 0):
+        raise RecastError(f"alpha must be a positive number, not {alpha!r}")
     if alpha == 1:
         raise RecastError(
             "alpha = 1 is the KL limit, a mean of log μ that is -inf as soon as one sample's rollouts all score 0; "
@@ -116,11 +117,12 @@ def gains(D: ArrayLike, clip: bool = True) -> Array:
 def normalized(steps: ArrayLike) -> Array:
     """Mean-normalised gains (Eq. gain-bar), (..., T): mean 1 over t, or 0 for a curve without gain.
 
-    A zero curve gives log K = 0, the paper's case of a reward that has no curve at all.
+    A zero curve gives log K = 0, the paper's case of a reward that has no curve at all. A mean gain up to
+    1e-12 is the rounding of a constant reward's D, and counts as zero: normalising would make it a curve.
     """
     values: Array = np.asarray(steps, dtype=np.float64)
     mean = values.mean(axis=-1, keepdims=True)
-    result: Array = np.divide(values, mean, out=np.zeros_like(values), where=mean > 0)
+    result: Array = np.divide(values, mean, out=np.zeros_like(values), where=mean > ROUNDING)
     return result
 
 

@@ -63,7 +63,7 @@ def project(
     >>> project([[1.0, 1.0], [1.0, 1.0]], budget=[1, 3]).weights.tolist()  # flat: λ_i / T
     [[0.125, 0.125], [0.375, 0.375]]
     """
-    batch = project_many(gains, np.atleast_2d(np.asarray(budget, dtype=np.float64)), columns, tau, tol, max_iter)
+    batch = project_many(gains, np.atleast_2d(np.asarray(budget)), columns, tau, tol, max_iter)
     return Projection(
         weights=batch.weights[0],
         iterations=int(batch.iterations[0]),
@@ -85,8 +85,9 @@ def project_many(
 
     `gains` is one (m, T) for all of them, or (B, m, T); one budget (1, m) also serves many gains.
     """
-    if not (tau > 0 and tol > 0 and max_iter >= 1):
-        raise RecastError(f"tau, tol and max_iter must be positive, not {tau:g}, {tol:g} and {max_iter}")
+    for name, value in (("tau", tau), ("tol", tol), ("max_iter", max_iter)):
+        if not 0 < value < math.inf:
+            raise RecastError(f"{name} must be a positive number, not {value:g}")
     log_kernel = _kernel(gains, ndims=(2, 3)) / tau
     m, steps = log_kernel.shape[-2:]
     rows = simplex(np.atleast_2d(budgets), m, "budget")
@@ -160,13 +161,17 @@ def shared(curve: ArrayLike, budget: ArrayLike) -> Array:
 
 def simplex(values: ArrayLike, size: int | None, name: str) -> Array:
     """`values` (size,) or (B, size) divided by their sum; an error that names `name` if they cannot be."""
-    array: Array = np.asarray(values, dtype=np.float64)
+    try:
+        array: Array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise RecastError(f"{name} must be numbers, not {values!r:.200}") from error
     if array.ndim not in (1, 2) or (size is not None and array.shape[-1] != size):
         raise RecastError(f"{name} must have {size or 'm'} numbers, not the shape {array.shape}")
-    total = array.sum(axis=-1, keepdims=True)
-    if not (np.isfinite(total).all() and (array >= 0).all() and (total > 0).all()):
+    largest = array.max(axis=-1, keepdims=True)
+    if not (np.isfinite(array).all() and (array >= 0).all() and (largest > 0).all()):
         raise RecastError(f"{name} must be non-negative, finite and not all zero, not {array.tolist()!s:.200}")
-    return np.asarray(array / total)
+    scaled = array / largest  # so that the sum cannot overflow
+    return np.asarray(scaled / scaled.sum(axis=-1, keepdims=True))
 
 
 def _kernel(gains: ArrayLike, ndims: tuple[int, ...] = (2,)) -> Array:

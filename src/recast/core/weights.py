@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from recast.core import artifact, schedule
-from recast.core.curves import check_names
+from recast.core.curves import check_names, numbers
 from recast.errors import RecastError
 
 Array = NDArray[np.float64]
 FORMAT = "recast.weights"
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, eq=False)
 class WeightMatrix:
     """W (m, T): how much of its budget each reward spends at each step.
 
@@ -46,8 +46,8 @@ class WeightMatrix:
         put = object.__setattr__  # the dataclass is frozen; this is its constructor
         put(self, "rewards", check_names(rewards))
         put(self, "sigmas", schedule.grid(sigmas))
-        put(self, "matrix", np.array(matrix, dtype=np.float64))
-        put(self, "budget", np.array(budget, dtype=np.float64))
+        put(self, "matrix", numbers(matrix, "W"))
+        put(self, "budget", numbers(budget, "the budget"))
         put(self, "method", method)
         put(self, "info", dict(info or {}))
         self._check()
@@ -101,7 +101,7 @@ class WeightMatrix:
         weights = _like(self.matrix * self.steps, values)
         if sigmas is None:
             return _mix(values, weights, xp)
-        columns = self.columns(sigmas)
+        columns = self.columns(np.asarray(sigmas) if xp is np else xp.as_tensor(sigmas, device=values.device))
         if columns.ndim != 2 or columns.shape[0] != values.shape[0]:
             raise RecastError(f"sigmas must have the shape ({values.shape[0]}, slots), not {tuple(columns.shape)}")
         mixed = _mix(values, weights, xp)
@@ -130,7 +130,7 @@ class WeightMatrix:
                 matrix=artifact.array(content, "matrix", path, 2),
                 budget=artifact.array(content, "budget", path, 1),
                 method=str(artifact.field(content, "method", path)),
-                info=content.get("info", {}),
+                info=artifact.mapping(content, "info", path),
             )
         except (RecastError, TypeError, ValueError) as error:
             raise RecastError(str(error) if str(path) in str(error) else f"{path}: {error}") from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from recast.core import schedule
 from recast.core.curves import GainCurves
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
@@ -20,31 +21,50 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 """Okabe and Ito's palette, distinguishable with any colour vision."""
 
 
-def gain_figure(curves: GainCurves, weights: WeightMatrix, truth: GainCurves | None = None) -> Figure:
+def gain_figure(
+    curves: GainCurves,
+    weights: WeightMatrix,
+    truth: GainCurves | None = None,
+    true_weights: WeightMatrix | None = None,
+) -> Figure:
     """The paper's three panels: gain, mean-normalised gain, W; bands are 95 % over prompts.
 
-    `truth`, where it is known, is drawn dotted.
+    A reward has one colour in all panels. Its static weight λ_i/T is dashed; the truth, where it is
+    known, dotted.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
+    if truth is not None and not schedule.same(truth.sigmas, curves.sigmas):
+        raise RecastError(
+            f"the truth (T = {truth.steps}) and the curves (T = {curves.steps}) lie on different grids: resample one"
+        )
+    colors = {
+        name: COLORS[i % len(COLORS)] for i, name in enumerate(dict.fromkeys((*curves.rewards, *weights.rewards)))
+    }
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     bands = curves.intervals() if curves.D_prompts is not None else {}
-    exact = (None, None) if truth is None else (truth.gains, truth.normalized())
-    _lines(left, curves.rewards, curves.gains, bands.get("gains"), exact[0])
-    left.set_title(r"gain $\Delta D_{i,t}$")
-    _lines(middle, curves.rewards, curves.normalized(), bands.get("normalized"), exact[1])
-    middle.set_title("mean-normalised gain")
-    band = None
-    if bands and weights.method == "sinkhorn" and weights.rewards == curves.rewards:
-        band = curves.weight_intervals(weights.budget, tau=float(weights.info.get("tau", 1.0)))
-    _lines(right, weights.rewards, weights.matrix, band)
-    right.set_title(f"W ({weights.method})")
-    right.axhline(1 / weights.steps / len(weights.rewards), color="0.6", linewidth=0.8, linestyle="--", zorder=0)
+    for axes, key, title in ((left, "gains", r"gain $\Delta D_{i,t}$"), (middle, "normalized", "mean-normalised gain")):
+        rows, *exact = (c.gains if key == "gains" else c.normalized() for c in (curves, truth) if c is not None)
+        _lines(axes, colors, curves.rewards, rows, bands.get(key))
+        if truth is not None:
+            _dotted(axes, colors, truth.rewards, exact[0])
+        axes.set_title(title)
+    _lines(right, colors, weights.rewards, weights.matrix, _weight_band(curves, weights))
+    if true_weights is not None:
+        _dotted(right, colors, true_weights.rewards, true_weights.matrix)
+    for name, share in zip(weights.rewards, weights.budget, strict=True):
+        right.axhline(share / weights.steps, color=colors[name], linewidth=0.7, linestyle="--", alpha=0.5, zorder=0)
+    right.set_title(f"W ({weights.method}); dashed: static")
     for axes in (left, middle, right):
         axes.set_xlabel("step t  (1 clean … T noise)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
+    for name in weights.rewards:
+        if name not in curves.rewards:
+            left.plot([], [], color=colors[name], label=f"{name} (no curve)")
     if truth is not None:
         left.plot([], [], color="0.4", linestyle=":", label="exact")
     left.legend(frameon=False, fontsize=8)
@@ -53,32 +73,39 @@ def gain_figure(curves: GainCurves, weights: WeightMatrix, truth: GainCurves | N
 
 def save(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Write the figure as `stem`.png and .pdf, without dates or versions inside."""
-    import matplotlib
-
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
     paths = []
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context({"svg.hashsalt": "recast"}):
-            for kind in kinds:
-                path = stem.parent / f"{stem.name}.{kind}"
-                temporary = stem.parent / f".{stem.name}.tmp.{kind}"
-                figure.savefig(temporary, dpi=150, metadata=metadata.get(kind, {}))
-                temporary.replace(path)
-                paths.append(path)
+        for kind in kinds:
+            path = stem.parent / f"{stem.name}.{kind}"
+            temporary = stem.parent / f".{stem.name}.tmp.{kind}"
+            figure.savefig(temporary, dpi=150, metadata=metadata.get(kind, {}))
+            temporary.replace(path)
+            paths.append(path)
     except OSError as error:
         raise RecastError(f"{stem}: the figure cannot be written: {error.strerror or error}") from error
     return paths
 
 
+def _weight_band(curves: GainCurves, weights: WeightMatrix) -> np.ndarray | None:
+    """The interval of W, where it is the plain Sinkhorn W of exactly these curves."""
+    plain = weights.method == "sinkhorn" and not weights.info.get("shrink")
+    if curves.D_prompts is None or not plain or not set(weights.rewards) <= set(curves.rewards):
+        return None
+    return curves.select(weights.rewards).weight_intervals(weights.budget, tau=float(weights.info.get("tau", 1.0)))
+
+
 def _lines(
-    axes: Axes, names: Sequence[str], rows: np.ndarray, band: np.ndarray | None = None, exact: np.ndarray | None = None
+    axes: Axes, colors: dict[str, str], names: Sequence[str], rows: np.ndarray, band: np.ndarray | None = None
 ) -> None:
     steps = np.arange(1, rows.shape[1] + 1)
     for i, name in enumerate(names):
-        color = COLORS[i % len(COLORS)]
-        axes.plot(steps, rows[i], color=color, label=name, marker="o", markersize=2.5, linewidth=1.3)
+        axes.plot(steps, rows[i], color=colors[name], label=name, marker="o", markersize=2.5, linewidth=1.3)
         if band is not None:
-            axes.fill_between(steps, band[0, i], band[1, i], color=color, alpha=0.15, linewidth=0)
-        if exact is not None:
-            axes.plot(steps, exact[i], color=color, linestyle=":", linewidth=1.5)
+            axes.fill_between(steps, band[0, i], band[1, i], color=colors[name], alpha=0.15, linewidth=0)
+
+
+def _dotted(axes: Axes, colors: dict[str, str], names: Sequence[str], rows: np.ndarray) -> None:
+    for name, row in zip(names, rows, strict=True):
+        axes.plot(np.arange(1, rows.shape[1] + 1), row, color=colors[name], linestyle=":", linewidth=1.5)

@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from recast.core import renyi
 from recast.core.curves import Comparison, GainCurves, Remaining
 from recast.core.weights import WeightMatrix
 
-SHADES = " ░▒▓█"
+SHADES, ASCII_SHADES = " ░▒▓█", " .:*#"
 LITTLE_GAIN = 0.02
-"""Total gain below which a curve is mostly noise (SHAPES.md measured 0.009 taking 99.6 % of a step)."""
+"""Total gain below which a curve is mostly noise: a reward that starts near its ceiling measured 0.009."""
 
 
 def weights_table(weights: WeightMatrix, curves: GainCurves) -> Table:
-    """One row per reward: budget, total gain, the steps where gain and weight peak, and a heatmap."""
+    """One row per reward: budget, total gain, and the steps where gain and weight peak."""
     table = Table(title=f"W by {weights.method}, T = {weights.steps}", title_justify="left")
-    for header in ("reward", "budget", "gain", "peak t", "W's"):
-        table.add_column(header, justify="left" if header == "reward" else "right", no_wrap=True)
-    table.add_column("T·W/budget, clean → noise", no_wrap=True)
+    for header in ("reward", "budget", "total gain", "gain peaks at t", "W peaks at t"):
+        table.add_column(header, justify="left" if header == "reward" else "right", overflow="fold")
     for i, name in enumerate(weights.rewards):
         total, peak = "-", "-"
         if name in curves.rewards:
             row = curves.rewards.index(name)
             total, peak = f"{curves.total[row]:.4g}", str(int(curves.gains[row].argmax()) + 1)
-        share = weights.matrix[i] * weights.steps / max(weights.budget[i], 1e-300)
         top = str(int(weights.matrix[i].argmax()) + 1)
-        table.add_row(name, f"{weights.budget[i]:.4g}", total, peak, top, heatmap(share))
+        table.add_row(name, f"{weights.budget[i]:.4g}", total, peak, top)
     return table
 
 
-def heatmap(share: np.ndarray) -> Text:
-    """One shaded cell per step: blank at 0, half at 1 (the static weight), full from 2 on.
+def heatmap(weights: WeightMatrix, width: int = 80, shades: str = SHADES) -> list[Text]:
+    """W relative to static, a line per reward, a cell per step: blank at 0, half at 1, full from 2 on.
 
-    Shade and colour say the same, so it reads without either.
+    Shade and colour say the same, so it reads without either. Steps share cells where they do not fit.
     """
-    text = Text()
-    width = 2 if share.size <= 16 else 1
-    for value in np.clip(share / 2, 0, 1):
-        shade = SHADES[round(float(value) * (len(SHADES) - 1))]
-        blue = int(255 - 175 * float(value))
-        text.append(shade * width, style=f"rgb({blue},{blue},255)" if shade != " " else "")
-    return text
+    label = min(max(len(name) for name in weights.rewards), width // 3)
+    room = max(1, width - label - 2)
+    cells = min(weights.steps, room)
+    wide = 2 if 2 * cells <= min(room, 40) else 1
+    lines = [Text(f"{'':{label}}  clean → noise   ({shades[2]} static weight, {shades[4]} twice that or more)")]
+    for i, name in enumerate(weights.rewards):
+        share = weights.matrix[i] * weights.steps / max(weights.budget[i], 1e-300)
+        line = Text(f"{name[:label]:{label}}  ")
+        for part in np.array_split(np.clip(share / 2, 0, 1), cells):
+            value = float(part.mean())
+            blue = int(255 - 175 * value)
+            line.append(shades[round(value * (len(shades) - 1))] * wide, style=f"rgb({blue},{blue},255)")
+        lines.append(line)
+    return lines
 
 
 def notes(weights: WeightMatrix, curves: GainCurves) -> list[str]:
@@ -52,10 +59,12 @@ def notes(weights: WeightMatrix, curves: GainCurves) -> list[str]:
     said = []
     for name in weights.rewards:
         if name not in curves.rewards:
-            said.append(f"{name} has no gain curve: its budget is spread by the shared column factors alone")
+            close = difflib.get_close_matches(name, curves.rewards, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            said.append(f"{name} has no gain curve{hint}: its budget is spread by the shared column factors alone")
             continue
         total = float(curves.total[curves.rewards.index(name)])
-        if total == 0:
+        if total <= renyi.ROUNDING:
             said.append(f"{name} has no gain at any step: it is weighed as if it had no curve")
         elif total < LITTLE_GAIN:
             said.append(

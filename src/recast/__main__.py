@@ -1,0 +1,5 @@
+"""`python -m recast` is `recast`."""
+
+from recast.cli import main
+
+main()

@@ -85,6 +85,12 @@ def test_weigh_offers_every_method(gains: Path, method: str) -> None:
     assert recast.WeightMatrix.load(gains.parent / "weights.json").method == method
 
 
+def test_weigh_takes_a_temperature(gains: Path) -> None:
+    assert call("weigh", gains, "--tau", "0.2").exit_code == 0
+    W = recast.WeightMatrix.load(gains.parent / "weights.json")
+    np.testing.assert_array_equal(W.matrix, recast.weigh(recast.GainCurves.load(gains), [1, 1, 1], tau=0.2).matrix)
+
+
 def test_weigh_shrinks_when_asked(gains: Path) -> None:
     assert call("weigh", gains, "--shrink").exit_code == 0
     W = recast.WeightMatrix.load(gains.parent / "weights.json")
@@ -134,7 +140,9 @@ def test_brackets_in_names_and_paths_are_just_text(gains: Path, tmp_path: Path) 
 
 
 def test_the_heatmap_fits_the_terminal_and_keeps_names(gains: Path) -> None:
-    from recast.report.tables import ASCII_SHADES, heatmap
+    from rich.console import Console
+
+    from recast.report.tables import ASCII_SHADES, heatmap, weights_table
 
     curves = recast.GainCurves.load(gains).resample(schedule.from_shift(100))
     for width in (40, 80, 200):
@@ -142,6 +150,11 @@ def test_the_heatmap_fits_the_terminal_and_keeps_names(gains: Path) -> None:
         assert all(len(line.plain) <= width for line in lines[1:])
         assert [line.plain.split()[0] for line in lines[1:]] == list(curves.rewards)
     assert heatmap(recast.weigh(curves, [1, 1, 1], "static"), 200)[1].plain.endswith("▒" * 100)
+    table = Console(width=100, record=True)
+    table.print(weights_table(recast.weigh(curves, [1, 1, 1]), curves))
+    for name, row in zip(curves.rewards, curves.gains, strict=True):
+        (line,) = (text for text in table.export_text(clear=False).splitlines() if f" {name} " in text)
+        assert [cell.strip() for cell in line.split("│")][4] == str(row.argmax() + 1)
     hot = recast.WeightMatrix(("a",), [0, 0.5, 1], [[1.0, 0.0]], [1.0])
     assert heatmap(hot, 80, ASCII_SHADES)[1].plain == "a  ##  "
 
@@ -161,6 +174,18 @@ def test_compare_prints_the_papers_two_tables(gains: Path) -> None:
     assert result.exit_code == 0, result.output
     for words in ("Pearson", "Spearman", "1.000", "1.00×", "remaining", "all"):
         assert words in result.output
+
+
+def test_compare_puts_the_first_file_first(gains: Path, tmp_path: Path) -> None:
+    curves = recast.GainCurves.load(gains).select(["ocr"])
+    half = recast.GainCurves(("ocr",), curves.sigmas, curves.D / 2).save(tmp_path / "half.json")
+    output = call("compare", gains, half).output
+    (row,) = (line for line in output.splitlines() if "ocr" in line and f"{curves.total[0]:.3f}" in line)
+    assert [cell.strip() for cell in row.split("│")][2:5] == [
+        f"{curves.total[0]:.3f}",
+        f"{curves.total[0] / 2:.3f}",
+        "0.50×",
+    ]
 
 
 def test_compare_needs_one_grid_or_the_flag(gains: Path, tmp_path: Path) -> None:
@@ -183,6 +208,8 @@ def test_plot_draws_png_and_pdf_the_same_every_time(gains: Path, tmp_path: Path)
     for out, written in (("c.png", "c.png"), ("", "gains.pdf"), ("d.pdf", "d.png")):
         assert call("plot", gains, "--shrink", "--out", tmp_path / out).exit_code == 0
         assert (tmp_path / written).exists()
+    call("plot", gains, "--budget", "clipscore=9,ocr=1", "--out", tmp_path / "e")
+    assert (tmp_path / "e.png").read_bytes() != (tmp_path / "a.png").read_bytes()
     assert call("plot", gains).exit_code == 0
     assert gains.with_suffix(".png").exists()
 
@@ -193,6 +220,15 @@ def test_the_figure_shows_the_numbers(gains: Path) -> None:
     curves = recast.GainCurves.load(gains)
     W = recast.weigh(curves, [1, 1, 1])
     left, middle, right = gain_figure(curves, W).axes
+    bands = curves.intervals()
+    for axes, band in (
+        (left, bands["gains"]),
+        (middle, bands["normalized"]),
+        (right, curves.weight_intervals([1, 1, 1])),
+    ):
+        for i, area in enumerate(axes.collections):
+            heights = area.get_paths()[0].vertices[:, 1]
+            np.testing.assert_allclose([heights.min(), heights.max()], [band[0, i].min(), band[1, i].max()])
     for axes, rows in ((left, curves.gains), (middle, curves.normalized()), (right, W.matrix)):
         for line, row in zip(axes.lines, rows, strict=False):
             np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 11))
@@ -233,6 +269,33 @@ def test_run_leaves_every_artifact_and_the_same_bytes(tmp_path: Path) -> None:
     assert curves.steps == 6
     assert curves.provenance["velocity_evaluations"] > 0
     assert "away from the W of the exact curves" in result.output.replace("\n", " ")
+
+
+def test_every_setting_of_a_recipe_reaches_the_curves(tmp_path: Path) -> None:
+    recipe = ROOT / "recipes/mixture.yaml"
+    changes = (
+        "estimate.seed=1",
+        "estimate.spacing=0.3",
+        "estimate.alpha=4",
+        "estimate.aggregate=pooled",
+        "world.seed=5",
+    )
+    changes += ("world.modes=4", "estimate.shift=1", "estimate.rollouts=2", "estimate.noisings=3", "estimate.samples=3")
+    seen = []
+    for change in ("estimate.seed=0", *changes):
+        assert call("estimate", recipe, *QUICK, change, "--out", tmp_path).exit_code == 0
+        seen.append(recast.GainCurves.load(tmp_path / "gains.json").D)
+    for change, D in zip(changes, seen[1:], strict=True):
+        assert not np.array_equal(D, seen[0]), change
+
+
+def test_the_verdict_is_the_distance_of_the_two_weight_matrices(tmp_path: Path) -> None:
+    result = call("run", ROOT / "recipes/mixture.yaml", *QUICK, "weigh.tau=0.5", "--out", tmp_path)
+    W = recast.WeightMatrix.load(tmp_path / "weights.json")
+    assert W.info["tau"] == 0.5
+    exact = recast.weigh(recast.GainCurves.load(tmp_path / "exact.json"), [1, 1, 1], tau=0.5)
+    assert f"W is {np.abs(W.matrix - exact.matrix).sum():.1%} (L1)" in result.output
+    assert f"Alg. 1 at K = 16 takes {3 * 2 * 16 * 21:,}" in result.output
 
 
 def test_estimate_then_weigh_by_recipe_is_run(tmp_path: Path) -> None:

@@ -109,6 +109,32 @@ def test_coupled_is_nearer_the_truth_for_every_reward(many_seeds: dict[str, np.n
     assert (error["coupled"] < 0.6 * error["paper"]).all(), error
 
 
+@pytest.mark.parametrize("estimator", estimate.ESTIMATORS)
+def test_rollouts_of_one_noised_sample_are_independent(estimator: estimate.Estimator) -> None:
+    """Given x_t, K rollouts are K draws: their covariance is the variance of μ(x_t), no more."""
+    reward = gaussian_reward()
+    clean = torch.zeros(3000, 2, dtype=F) + torch.tensor([0.8, -0.4], dtype=F)
+    grid = [0.0, 0.3, 0.6, 0.8, 1.0]
+    found = estimate.rollouts(
+        reward.policy, clean, grid, score_all([reward]), estimator=estimator, noisings=1, repeats=2, seed=3
+    )
+    # From σ = 1 nothing of x_t survives, so two rollouts have nothing in common but the noise they must not share.
+    first, second = found.scores[0, -1, :, 0], found.scores[0, -1, :, 1]
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.08
+    # From σ = 0.3 they share x_t, and so part of their score.
+    assert np.corrcoef(found.scores[0, 1, :, 0], found.scores[0, 1, :, 1])[0, 1] > 0.15
+
+
+def test_the_papers_noisings_are_fresh_at_every_level() -> None:
+    """Alg. 1 draws ε_t anew: scores at two noisy levels, both without rollout noise, are uncorrelated."""
+    reward = gaussian_reward()
+    clean = torch.zeros(3000, 2, dtype=F)
+    found = estimate.rollouts(
+        reward.policy, clean, [0, 0.8, 0.9, 1], score_all([reward]), estimator="paper", sampler="euler"
+    )
+    assert abs(np.corrcoef(found.mu[0, 1], found.mu[0, 2])[0, 1]) < 0.08
+
+
 def test_evaluations_are_counted_as_they_happen() -> None:
     world = mixture_world(3, 4, seed=0)
     grid = schedule.from_shift(7)

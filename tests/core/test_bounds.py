@@ -44,6 +44,14 @@ def test_conditions_that_fail_say_so() -> None:
     assert "total gain 0.1 does not exceed 2b" in result.reasons[1]
 
 
+def test_the_profile_needs_twice_b_and_w_scales_with_mass() -> None:
+    b = float(bounds.surrogate(0.01, 1.0, 0.5, 9.0, steps=10).divergence[0])
+    assert bounds.surrogate(0.01, 1.0, 0.5, 2.01 * b, steps=10).holds
+    assert not bounds.surrogate(0.01, 1.0, 0.5, 1.99 * b, steps=10).holds
+    one, five = (bounds.surrogate(0.01, 1.0, 0.5, 9.0, steps=10, mass=mass).weights for mass in (1.0, 5.0))
+    np.testing.assert_allclose(five, 5 * one)
+
+
 def test_it_bounds_a_world_where_everything_is_known() -> None:
     """Finite spaces: old policy, forward kernel, rewards and a proposal near their positive policies."""
     rng = np.random.default_rng(0)

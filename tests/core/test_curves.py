@@ -190,6 +190,27 @@ def test_shrinking_leaves_a_curve_without_gain_alone() -> None:
     np.testing.assert_array_equal(curves.shrunk(), 0.0)
 
 
+def test_weight_intervals_are_the_percentiles_of_the_resampled_weights(curves: GainCurves) -> None:
+    draws = renyi.gains(curves.bootstrap(50))
+    solved = [
+        recast.weigh(GainCurves(curves.rewards, curves.sigmas, D), [1, 2], tau=0.3).matrix for D in curves.bootstrap(50)
+    ]
+    np.testing.assert_allclose(
+        curves.weight_intervals([1, 2], tau=0.3, level=0.8, resamples=50),
+        np.percentile(solved, [10, 90], axis=0),
+        atol=1e-6,
+    )
+    bands = curves.intervals(level=0.8, resamples=50)
+    np.testing.assert_allclose(bands["gains"], np.percentile(draws, [10, 90], axis=0))
+    np.testing.assert_allclose(bands["normalized"], np.percentile(renyi.normalized(draws), [10, 90], axis=0))
+
+
+def test_self_rollouts_reach_the_curves() -> None:
+    mu = np.random.default_rng(0).random((3, 1, 4, 5))
+    curves = GainCurves.from_mu(("a",), schedule.from_shift(3), mu, alpha=3.0, self_rollout=True)
+    np.testing.assert_allclose(curves.D, renyi.log_moment(mu, 3.0, self_rollout=True).mean(0))
+
+
 def test_intervals_need_prompts() -> None:
     curves = GainCurves(("a",), [0, 1], [[1.0, 0.0]])
     with pytest.raises(RecastError, match="need D_prompts"):

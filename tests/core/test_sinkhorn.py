@@ -172,6 +172,12 @@ def test_hard_finds_the_best_vertex(m: int, steps: int) -> None:
         assert (plan > 1e-12).sum() <= m + steps - 1  # a vertex
 
 
+def test_hard_takes_column_marginals() -> None:
+    nu = np.array([0.5, 0.3, 0.2])
+    plan = sinkhorn.hard(np.random.default_rng(0).random((2, 3)), [1, 1], columns=nu)
+    np.testing.assert_allclose(plan.sum(0), nu, atol=1e-12)
+
+
 def test_row_and_shared() -> None:
     gains = np.random.default_rng(4).random((3, 6))
     row = sinkhorn.row(gains, [1, 1, 2])

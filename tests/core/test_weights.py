@@ -111,7 +111,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         (lambda: W.mix(np.ones((1, 3)), sigmas=np.array([[0.5, 1.5]])), "one is 1.5"),
         (lambda: W.columns(torch.tensor([float("nan")])), "one is nan"),
         (lambda: matrix(-W.matrix), "non-negative"),
-        (lambda: WeightMatrix(("a",), GRID, W.matrix[:1], [0.9]), "sum to the budget"),
+        (lambda: WeightMatrix(("a",), GRID, W.matrix[:1], [W.budget[0] + 1e-5]), "sum to the budget"),
         (lambda: WeightMatrix(("a",), GRID, W.matrix, W.budget), r"\(1, 10\)"),
     ):
         with pytest.raises(RecastError, match=words):

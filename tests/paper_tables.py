@@ -26,5 +26,5 @@ DRIFT_ALL = (3.241, 0.113, 0.03)
 # App. B.3: D at the clean end under π⁺, for the same run as Tab. curve-drift's base column.
 CLEAN_END = {"clipscore": 0.245, "hpsv2": 0.501, "pickscore": 0.209}
 
-# Tab. sinkhorn-ablation-perlam, in the order of BUDGETS up to the last coordinate's name.
+# Sec. 3.4: iterations of Alg. 3 at m <= 4, T <= 25.
 ITERATIONS_BELOW = 100

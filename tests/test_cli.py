@@ -169,6 +169,32 @@ def test_a_terminal_without_unicode_gets_no_traceback(gains: Path) -> None:
         assert b"Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["weigh"], "Missing argument"),
+        (["weigh", "x.json", "--tau", "abc"], "'--tau'"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["weigh", "x.json", "--budgit", "a=1"], "No such option"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence_too(arguments: list[str], words: str) -> None:
+    result = subprocess.run([sys.executable, "-m", "recast", *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+    assert "--help'" in line
+
+
+def test_no_arguments_show_the_help_and_success_is_zero(gains: Path) -> None:
+    bare = subprocess.run([sys.executable, "-m", "recast"], capture_output=True, text=True, check=False)
+    assert "Usage" in bare.stdout + bare.stderr
+    for arguments, code in ((["--version"], 0), (["weigh", str(gains)], 0), (["weigh", "none.json"], 2)):
+        command = [sys.executable, "-m", "recast", *arguments]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == code
+
+
 def test_compare_prints_the_papers_two_tables(gains: Path) -> None:
     result = call("compare", gains, gains)
     assert result.exit_code == 0, result.output
@@ -194,7 +220,10 @@ def test_compare_needs_one_grid_or_the_flag(gains: Path, tmp_path: Path) -> None
     same_steps = recast.GainCurves.load(gains).resample(schedule.from_shift(10, 1.0)).save(tmp_path / "same.json")
     assert "--resample" in fails("compare", gains, same_steps)
     assert "different grids" in fails("plot", gains, "--truth", same_steps)
-    assert call("compare", gains, other, "--resample").exit_code == 0
+    result = call("compare", gains, other, "--resample")
+    assert result.exit_code == 0
+    total = recast.GainCurves.load(other).total[0]  # the drift table needs no common grid, and keeps its totals
+    assert f"{total:.3f}" in result.output
 
 
 def test_plot_draws_png_and_pdf_the_same_every_time(gains: Path, tmp_path: Path) -> None:
@@ -287,6 +316,13 @@ def test_every_setting_of_a_recipe_reaches_the_curves(tmp_path: Path) -> None:
         seen.append(recast.GainCurves.load(tmp_path / "gains.json").D)
     for change, D in zip(changes, seen[1:], strict=True):
         assert not np.array_equal(D, seen[0]), change
+
+
+def test_other_orders_with_few_rollouts_are_warned_of(tmp_path: Path) -> None:
+    result = call("estimate", ROOT / "recipes/mixture.yaml", *QUICK, "estimate.alpha=0.5", "--out", tmp_path)
+    assert result.exit_code == 0
+    assert "warning: at alpha = 0.5" in result.stderr
+    assert "set estimate.rollouts to 4 or more (it is 1)" in result.stderr
 
 
 def test_the_verdict_is_the_distance_of_the_two_weight_matrices(tmp_path: Path) -> None:

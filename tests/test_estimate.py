@@ -42,7 +42,7 @@ def test_alpha_two_matches_the_closed_form(
         score_all([reward]),
         estimator=estimator,
         noisings=2,
-        levels=estimate.rollout_levels(grid, spacing),
+        levels=estimate.rollout_levels(grid, spacing) if estimator == "coupled" else None,
     )
     D = renyi.log_moment(found.mu, 2.0)[0]
     exact = gaussian_divergence(reward, grid.tolist(), 2.0).numpy()
@@ -258,6 +258,22 @@ def test_tiny_grids_work(grid: list[float]) -> None:
         assert np.isfinite(found.scores).all()
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_grid_of_one_or_two_steps_still_gets_real_rollouts(steps: int) -> None:
+    grid = schedule.from_shift(steps)
+    walk = estimate.rollout_levels(grid)
+    assert walk[-1] == 0.97
+    totals = []
+    for prompt in range(6):
+        world = mixture_world(8, 6, seed=prompt)
+        clean = world.proposal.sample(8, torch.Generator().manual_seed(prompt))
+        found = estimate.rollouts(world.policy, clean, grid, score_all(list(world.rewards)), noisings=48, seed=prompt)
+        exact = exact_mu(world, clean, grid.tolist(), 512, seed=prompt)
+        totals.append([renyi.total_gain(renyi.log_moment(mu, 2.0), clip=False) for mu in (found.mu, exact)])
+    estimated, true = np.mean(totals, axis=0)
+    np.testing.assert_allclose(estimated, true, rtol=0.35)
+
+
 def test_rollout_levels_follow_the_grid_where_it_is_coarse() -> None:
     grid = schedule.from_shift(25)
     walk = estimate.rollout_levels(grid, spacing=0.8)
@@ -294,7 +310,11 @@ def test_bad_input_is_named() -> None:
     cases = (
         ({"estimator": "fast"}, clean, score, "unknown estimator 'fast'"),
         ({"noisings": 0}, clean, score, "at least 1, not 0 and 1"),
-        ({"levels": [0.5, 1.5]}, clean, score, "lie in \\[0, 1\\)"),
+        ({"levels": [0.5, 1.5]}, clean, score, "lie in \\[0, 1\\), but one is 1.5"),
+        ({"levels": [float("nan")]}, clean, score, "but one is nan"),
+        ({"estimator": "paper", "levels": [0.5]}, clean, score, "levels belong to the coupled"),
+        ({"sampler": "euler"}, clean, score, "belongs to the paper's estimator"),
+        ({"seed": -1}, clean, score, "seed must not be negative"),
         ({}, clean[0], score, "batch \\(N, ...\\)"),
         ({}, clean, lambda x: x, "a scorer must return"),
     )

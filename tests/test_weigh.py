@@ -80,6 +80,13 @@ def test_shrinking_a_curve_of_pure_noise_gives_nearly_static_weights() -> None:
         recast.weigh(CURVES, [1, 1, 1], shrink=True)
 
 
+def test_an_option_that_would_not_be_read_is_refused() -> None:
+    for method, option in (("row", "tau"), ("static", "columns"), ("sinkhorn", "curve"), ("shared", "tau")):
+        value = 0.5 if option == "tau" else np.ones(8)
+        with pytest.raises(RecastError, match=f"{option} has no meaning for method '{method}'"):
+            recast.weigh(CURVES, [1, 1, 1], method, **{option: value})
+
+
 def test_bad_budgets_and_methods_are_named() -> None:
     for budget, method, words in (
         ([1, 2], "sinkhorn", "2 numbers for 3 curves"),

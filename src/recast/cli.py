@@ -37,6 +37,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="When each reward counts: from gain curves to a reward-by-timestep weight matrix.",
 )
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's own, wherever this typer keeps click
 console = Console(markup=False, highlight=False)  # names and paths are text, whatever brackets they have
 
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/mixture.yaml.", show_default=False)]
@@ -143,13 +144,13 @@ def compare(
     from recast.report import tables
 
     a, b = GainCurves.load(first), GainCurves.load(second)
-    if resample:
-        b = b.resample(a.sigmas)
-    elif not schedule.same(a.sigmas, b.sigmas):
+    if not resample and not schedule.same(a.sigmas, b.sigmas):
         raise RecastError(
             f"{first} (T = {a.steps}) and {second} (T = {b.steps}) lie on different grids: add --resample"
         )
-    console.print(tables.comparison_table(compare_curves(a, b), str(first), str(second)))
+    console.print(
+        tables.comparison_table(compare_curves(a, b.resample(a.sigmas) if resample else b), str(first), str(second))
+    )
     console.print(tables.remaining_table(remaining(a, b), str(first), str(second)))
 
 
@@ -259,4 +260,16 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without σ gets "?", not a traceback
-    app()
+    try:
+        code = app(standalone_mode=False)
+    except _USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+        else:
+            path = error.ctx.command_path if error.ctx else "recast"
+            print(f"error: {error.format_message().rstrip('.')}. See '{path} --help'.", file=sys.stderr)
+        code = 2
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted: run the same command again", file=sys.stderr)
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from recast.core import artifact, renyi, sinkhorn
 from recast.errors import RecastError
+from recast.weigh import Method
 
 
 class _Section(BaseModel):
@@ -42,7 +43,7 @@ class EstimateConfig(_Section):
         None, description="the rollouts' sampler (paper); ancestral unless told"
     )
     alpha: float = 2.0
-    aggregate: Literal["prompt-mean", "pooled"] = "prompt-mean"
+    aggregate: renyi.Aggregation = "prompt-mean"
     seed: int = Field(0, ge=0, lt=2**32)
 
     @model_validator(mode="after")
@@ -66,7 +67,7 @@ class WeighConfig(_Section):
     """How W is made from the curves; an empty budget counts every reward alike."""
 
     budget: dict[str, float] = Field(default_factory=dict)
-    method: Literal["sinkhorn", "static", "row", "hard", "shared", "reversed", "shuffled"] = "sinkhorn"
+    method: Method = "sinkhorn"
     tau: float = Field(1.0, gt=0, allow_inf_nan=False)
     shrink: bool = Field(False, description="draw unreliable curves towards static weights")
     seed: int = Field(0, ge=0, lt=2**32)

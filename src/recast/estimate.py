@@ -56,23 +56,30 @@ def rollouts(
     noisings: int = 4,
     repeats: int = 1,
     levels: Sequence[float] | None = None,
-    sampler: sampling.Method = "ancestral",
+    sampler: sampling.Method | None = None,
     seed: int = 0,
 ) -> Rollouts:
     """Rollouts of one prompt by either estimator.
 
     `coupled`: `noisings` noisings of each proposal, `repeats` rollouts from each (1 is best at α = 2;
     keep at least 4 otherwise), along `levels` (default `rollout_levels(sigmas)`). `paper`: Alg. 1, one fresh
-    noising of each proposal at each level and `repeats` (K) rollouts along the grid with `sampler`.
+    noising of each proposal at each level and `repeats` (K) rollouts along the grid with `sampler`
+    (default `ancestral`).
     """
     grid = schedule.grid(sigmas).tolist()
     if clean.ndim < 2 or len(clean) < 1:
         raise RecastError(f"proposals must be a batch (N, ...) of at least one sample, not {tuple(clean.shape)}")
     if repeats < 1 or noisings < 1:
         raise RecastError(f"noisings and repeats must be at least 1, not {noisings} and {repeats}")
+    if seed < 0:
+        raise RecastError(f"seed must not be negative, but it is {seed}")
     if estimator == "paper":
-        return paper(velocity, clean, grid, score, repeats, sampler, seed)
+        if levels is not None:
+            raise RecastError("levels belong to the coupled estimator; Alg. 1 walks down the grid itself")
+        return paper(velocity, clean, grid, score, repeats, sampler or "ancestral", seed)
     if estimator == "coupled":
+        if sampler is not None:
+            raise RecastError(f"the sampler {sampler!r} belongs to the paper's estimator; coupled has its own")
         return coupled(velocity, clean, grid, score, noisings, repeats, levels, seed)
     raise RecastError(f"unknown estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
 
@@ -119,13 +126,13 @@ def coupled(
     levels: Sequence[float] | None = None,
     seed: int = 0,
 ) -> Rollouts:
-    """The same expectation at a fraction of the evaluations: rollouts from all levels share their noise.
+    """The same expectation, up to the rollouts' discretisation, at a fraction of the evaluations.
 
     One noise path b_σ from σ = 1 to 0, the ancestral chain of a clean sample at the origin, serves a
-    noising: it starts at x_t = (1−σ_t) x̃_0 + b_{σ_t} for every t, and a rollout's step from σ to σ' adds
-    b_σ' − A b_σ, the path's own noise between the two. So adjacent levels' rollouts differ only in that
-    one of them took x̂0 for x̃_0 over one step, and their difference, the gain, has little noise. Half
-    the paths are the mirror images of the other half. Rollouts walk down `levels` (`ancestral2`), not
+    noising for all levels: it starts at x_t = (1−σ_t) x̃_0 + b_{σ_t} for every t, and a rollout's step
+    from σ to σ' adds b_σ' − A b_σ, the path's own noise between the two. So adjacent levels' rollouts
+    differ only in that one of them took x̂0 for x̃_0 over one step, and their difference, the gain, has
+    little noise. Half the paths mirror the other half. Rollouts walk down `levels` (`ancestral2`), not
     the grid; all that stand at one level take their step as one batch.
     """
     walk = _check_levels(rollout_levels(grid) if levels is None else levels)
@@ -153,9 +160,10 @@ def coupled(
                 x, target = sampling.corrected(x, target, front.target, front.correct)
             arrival = keep * x + pull * target + noise
             waiting[lower].append(_Front(front.start, arrival, target, sampling.correction(level, lower)))
-    ends = [stacked, *(front.x for front in sorted(waiting[0.0], key=lambda front: front.start))]
-    scores = _scores(score, torch.stack(ends).flatten(0, 2))
-    return Rollouts(scores.reshape(-1, len(grid), len(stacked), repeats), evaluations)
+    ends = [front.x for front in sorted(waiting[0.0], key=lambda front: front.start)]
+    rolled = _scores(score, torch.stack(ends).flatten(0, 2)).reshape(-1, len(ends), len(stacked), repeats)
+    own = np.broadcast_to(_scores(score, clean).repeat(noisings, axis=1)[:, None, :, None], rolled[:, :1].shape)
+    return Rollouts(np.concatenate([own, rolled], axis=1), evaluations)
 
 
 @dataclass(frozen=True)
@@ -180,7 +188,8 @@ def rollout_levels(sigmas: ArrayLike, spacing: float = 0.8, highest: float = 0.9
             f"rollout levels need spacing > 0 and 0 < lowest < highest < 1, not {spacing:g}, {lowest:g}, {highest:g}"
         )
     candidates = [s for s in schedule.grid(sigmas)[::-1].tolist() if lowest < s <= highest] + [lowest]
-    visited = candidates[:1]
+    # Without a grid level near the top, rollouts would fall from σ = 1 to the first one in a single step.
+    visited = candidates[:1] if _log_snr(candidates[0]) - _log_snr(highest) <= spacing else [highest]
     while visited[-1] != lowest:
         here = _log_snr(visited[-1])
         below = [s for s in candidates if s < visited[-1]]
@@ -198,8 +207,9 @@ def _log_snr(sigma: float) -> float:
 
 def _check_levels(levels: Sequence[float]) -> list[float]:
     walk = sorted({0.0, *map(float, levels)})
-    if walk[0] < 0 or walk[-1] >= 1:
-        raise RecastError(f"rollout levels must lie in [0, 1), but they run from {walk[0]:g} to {walk[-1]:g}")
+    for sigma in walk:
+        if not 0 <= sigma < 1:
+            raise RecastError(f"rollout levels must lie in [0, 1), but one is {sigma:g}")
     return walk
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,12 @@ def estimate(recipe: Recipe, out: Path, progress: Progress) -> tuple[GainCurves,
         from recast.flow.worlds import REWARDS
     except ImportError as error:
         raise RecastError(f"estimating needs torch ({error}): pip install 'recast-diffusion[train]'") from error
+    if recipe.estimate.alpha != 2 and recipe.estimate.rollouts < 4:
+        warnings.warn(
+            f"at alpha = {recipe.estimate.alpha:g} the moment is biased in the number of rollouts: "
+            f"set estimate.rollouts to 4 or more (it is {recipe.estimate.rollouts})",
+            stacklevel=2,
+        )
     recipe.save(out / "recipe.yaml")  # first, so that a folder that cannot be written is known at once
     settings, setup = recipe.estimate, recipe.world
     sigmas = schedule.from_shift(settings.steps, settings.shift)
@@ -81,8 +88,8 @@ def _one_prompt(recipe: Recipe, sigmas: np.ndarray, prompt: int) -> tuple[Rollou
         estimator=settings.estimator,
         noisings=settings.noisings,
         repeats=settings.rollouts,
-        levels=rollout_levels(sigmas, settings.spacing),
-        sampler=settings.sampler or "ancestral",
+        levels=rollout_levels(sigmas, settings.spacing) if settings.estimator == "coupled" else None,
+        sampler=settings.sampler,
         seed=seeds[1],
     )
     return found, worlds.exact_mu(world, clean, sigmas.tolist(), TRUTH_NOISINGS, seeds[2])

@@ -44,6 +44,7 @@ def weigh(
     """
     if method not in METHODS:
         raise RecastError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
+    _refuse_unread(method, tau=tau != 1, columns=columns is not None, curve=curve is not None)
     names, lam = _resolve(curves, budget)
     if method != "static" and not set(names) & set(curves.rewards):
         raise RecastError(
@@ -73,6 +74,15 @@ def weigh(
         info |= {"row_error": solved.row_error, "column_error": solved.column_error}
         matrix = solved.weights[:, _order(method, curves.steps, seed)]
     return WeightMatrix(names, curves.sigmas, matrix, lam, method, info)
+
+
+def _refuse_unread(method: Method, **given: bool) -> None:
+    """An error for an option that the method would not read."""
+    entropic = ("sinkhorn", "reversed", "shuffled")
+    readers = {"tau": entropic, "columns": (*entropic, "hard"), "curve": ("shared",)}
+    for option, was_given in given.items():
+        if was_given and method not in readers[option]:
+            raise RecastError(f"{option} has no meaning for method {method!r}, only for {', '.join(readers[option])}")
 
 
 def _resolve(curves: GainCurves, budget: Mapping[str, float] | Sequence[float]) -> tuple[tuple[str, ...], Array]:

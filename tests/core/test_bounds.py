@@ -93,5 +93,9 @@ def test_bad_input_is_named() -> None:
         bounds.surrogate(0.1, 1, 0.5, 1, steps=10, alpha=0.5)
     with pytest.raises(RecastError, match="0 < E"):
         bounds.surrogate(0.1, 1, 2.0, 1, steps=10)
+    with pytest.raises(RecastError, match="not of the sizes"):
+        bounds.surrogate([0.1, 0.2], [1, 1, 1], 0.5, 1, steps=10)
+    with pytest.raises(RecastError, match="must be finite"):
+        bounds.surrogate(float("nan"), 1, 0.5, 1, steps=10)
     with pytest.raises(RecastError, match="must be positive"):
         bounds.surrogate(0.1, 1, 0.5, 1, steps=10, tau=0.0)

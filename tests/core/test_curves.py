@@ -106,12 +106,12 @@ def test_missing_truncated_and_foreign_files(curves: GainCurves, tmp_path: Path)
 def test_resampling_keeps_the_total(steps: int, shift: float) -> None:
     sigmas = schedule.from_shift(10)
     D = np.stack([(1 - sigmas) ** 2, -np.log(0.2 + sigmas)])
-    curves = GainCurves(("a", "b"), sigmas, D, D_prompts=np.stack([D, 2 * D]))
+    curves = GainCurves(("a", "b"), sigmas, D, D_prompts=np.stack([0.5 * D, 1.5 * D]))
     other = curves.resample(schedule.from_shift(steps, shift))
     assert other.steps == steps
     np.testing.assert_allclose(other.gains.sum(1), D[:, 0] - D[:, -1], rtol=1e-12)
     assert other.D_prompts is not None
-    np.testing.assert_allclose(other.D_prompts.mean(0), 1.5 * other.D, rtol=1e-12)
+    np.testing.assert_allclose(other.D_prompts[1], 1.5 * other.D, rtol=1e-12)
 
 
 def test_resampling_there_and_back_onto_a_finer_grid_is_exact() -> None:
@@ -156,6 +156,13 @@ def test_a_reward_that_applies_to_few_prompts_keeps_its_intervals_finite() -> No
     curves = GainCurves(("a", "b"), schedule.from_shift(4), np.nanmean(per_prompt, 0), D_prompts=per_prompt)
     for band in curves.intervals(resamples=200).values():
         assert np.isfinite(band).all()
+    draws = curves.bootstrap(4000)[:, 1]
+    present = np.isfinite(draws).all(axis=1)
+    assert 0.02 < 1 - present.mean() < 0.06  # (17/20)^20 of the draws have no prompt for it
+    shape = renyi.normalized(renyi.gains(draws[present]))
+    expected = np.percentile(shape, 2.5, axis=0)
+    np.testing.assert_allclose(curves.intervals(resamples=4000)["normalized"][0, 1], expected)
+    assert expected.max() > 0
     assert np.isfinite(curves.weight_intervals([1, 1], resamples=200)).all()
 
 
@@ -261,6 +268,12 @@ def test_shapes_are_checked() -> None:
         GainCurves(("a",), [0, 1], [[1.0, 0.0]], D_prompts=np.zeros((3, 2, 2)))
     with pytest.raises(RecastError, match="list of names"):
         GainCurves((), [0, 1], np.zeros((0, 2)))
+    with pytest.raises(RecastError, match="no prompts"):
+        GainCurves(("a",), [0, 1], [[1.0, 0.0]], D_prompts=np.zeros((0, 1, 2)))
+    with pytest.raises(RecastError, match="not the mean of D_prompts"):
+        GainCurves(("a",), [0, 1], [[1.0, 0.0]], D_prompts=np.full((3, 1, 2), 7.0))
+    with pytest.raises(RecastError, match="at least two prompts"):
+        GainCurves(("a",), [0, 1], [[1.0, 0.0]], D_prompts=[[[1.0, 0.0]]]).reliability()
     with pytest.raises(RecastError, match="D must be a rectangular array"):
         GainCurves(("a", "b"), [0, 1], [[1.0, 0.0], [1.0]])
     with pytest.raises(RecastError, match="alpha must be a positive number, not '2'"):

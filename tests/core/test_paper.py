@@ -19,9 +19,9 @@ def curves_with_gains(gains: np.ndarray) -> GainCurves:
 
 
 def bumps(peaks: list[int], width: float = 4.0) -> np.ndarray:
-    """Single-peaked gains like the paper's, argmax at the given steps."""
-    steps = np.arange(1, paper.STEPS + 1)
-    return np.exp(-0.5 * ((steps - np.array(peaks)[:, None]) / width) ** 2)
+    """Single-peaked gains like the paper's, argmax at the given steps, no two steps alike."""
+    offset = np.arange(1, paper.STEPS + 1) - np.array(peaks)[:, None]
+    return np.exp(-0.5 * (offset / np.where(offset < 0, width, 0.73 * width)) ** 2)
 
 
 def test_curve_drift_column_is_the_ratio_of_total_gains() -> None:
@@ -74,10 +74,9 @@ def test_surrogate_sensitivity_correlations() -> None:
     b = 1 + pearson * x + np.sqrt(1 - pearson**2) * z
     for row, gains_a, gains_b in zip(compare(curves_with_gains(a), curves_with_gains(b)), a, b, strict=True):
         assert round(row.pearson, 3) == paper.SURROGATE[row.reward][0]
-        assert paper.PEARSON_RANGE[0] <= round(row.pearson, 2) <= paper.PEARSON_RANGE[1] or row.pearson >= 0.84
-        ranks = [np.argsort(np.argsort(g)) for g in (gains_a.round(12), gains_b)]
-        if len(set(gains_a.round(12))) == paper.STEPS:
-            np.testing.assert_allclose(row.spearman, np.corrcoef(*ranks)[0, 1], atol=1e-9)
+        assert len(set(gains_a)) == paper.STEPS
+        ranks = [np.argsort(np.argsort(g)) for g in (gains_a, gains_b)]
+        np.testing.assert_allclose(row.spearman, np.corrcoef(*ranks)[0, 1], atol=1e-9)
 
 
 def test_the_sentence_above_the_table_is_its_range() -> None:

@@ -48,7 +48,8 @@ def test_the_floor_holds_for_both_signs_of_the_exponent() -> None:
     np.testing.assert_allclose(renyi.log_moment(zeros, 2.0), np.log(1e-10))
     np.testing.assert_allclose(renyi.log_moment(zeros, 4.0), np.log(1e-10) / 3)
     expected = np.log((1e-10**-0.5 + 0.5**-0.5) / 2) / -0.5
-    np.testing.assert_allclose(renyi.log_moment(np.array([0.0, 0.5]), 0.5), expected)
+    with pytest.warns(FloorWarning, match="1 of 2 conditional rewards"):
+        np.testing.assert_allclose(renyi.log_moment(np.array([0.0, 0.5]), 0.5), expected)
 
 
 def test_alpha_one_says_why() -> None:
@@ -84,17 +85,31 @@ def test_aggregations_differ_as_they_should() -> None:
 
 def test_a_prompt_on_the_floor_warns_and_pooling_ignores_it() -> None:
     moments = np.array([[[0.5, 0.25]], [[0.5, 0.0]]])
-    with pytest.warns(FloorWarning, match="1 of 4 moments.*pooled"):
+    with pytest.warns(FloorWarning, match="1 of 4 moments of single prompts.*pooled"):
         D, _ = renyi.aggregate(moments, 2.0, "prompt-mean")
     np.testing.assert_allclose(D[0, 1], (np.log(0.25) + np.log(1e-10)) / 2)
     pooled, _ = renyi.aggregate(moments, 2.0, "pooled")
     np.testing.assert_allclose(pooled[0, 1], np.log(0.125))
+    with pytest.warns(FloorWarning, match="1 of 2 pooled moments"):
+        renyi.aggregate(np.array([[[0.5, 0.0]]]), 2.0, "pooled")
 
 
 def test_a_reward_that_skips_a_prompt_is_averaged_over_the_others() -> None:
     moments = np.array([[[0.5, 0.25]], [[np.nan, np.nan]]])
     D, _ = renyi.aggregate(moments, 2.0)
     np.testing.assert_allclose(D, np.log([[0.5, 0.25]]))
+
+
+def test_nan_at_some_levels_only_is_an_error() -> None:
+    moments = np.array([[[0.9, 0.9, 0.9]], [[0.1, 0.1, np.nan]]])
+    with pytest.raises(RecastError, match="reward 0 of prompt 1 is NaN at some levels only"):
+        renyi.aggregate(moments, 2.0)
+
+
+def test_numpy_orders_are_orders() -> None:
+    mu = np.random.default_rng(0).random((2, 1, 3, 4))
+    assert set(renyi.sweep(mu, np.array([2, 4]))) == {2, 4}
+    assert np.isnan(renyi.normalized([np.nan, 1.0])).all()
 
 
 def test_unknown_aggregation_and_wrong_shapes() -> None:

@@ -58,6 +58,8 @@ def test_wrong_shift_steps_and_scheduler_lists() -> None:
         (lambda: schedule.from_shift(0), "steps must be at least 1"),
         (lambda: schedule.from_shift(5, 0.0), "shift must be positive"),
         (lambda: schedule.from_scheduler([0.0, 0.5, 1.0]), "falls from 1 to 0"),
+        (lambda: schedule.from_scheduler(["a"]), "list of numbers"),
+        (lambda: schedule.from_scheduler([0.98, 0.5, 0.0]), "must start at 1, pure noise, not at 0.98"),
     ):
         with pytest.raises(RecastError, match=words):
             call()

@@ -193,7 +193,8 @@ def test_row_and_shared() -> None:
         (np.ones((2, 3)), [1, -1], "budget must be non-negative"),
         (np.ones((2, 3)), [0, 0], "not all zero"),
         (np.ones((2, 3)), [1, 2, 3], "budget must have 2 numbers"),
-        (np.ones(3), [1], "shape \\(rewards, steps\\)"),
+        (np.ones(3), [1], "one problem has gains \\(m, T\\)"),
+        (np.ones((2, 3)), [[1, 1], [9, 1]], "project_many solves several"),
         (np.full((2, 3), np.nan), [1, 1], "finite"),
     ],
 )
@@ -209,6 +210,34 @@ def test_bad_parameters_are_named() -> None:
         sinkhorn.project(np.ones((1, 2)), [1], columns=[1, 1, 1])
     with pytest.raises(RecastError, match="budget must be numbers, not array"):
         sinkhorn.project(np.ones((1, 2)), ["x"])
+
+
+def test_batches_must_match() -> None:
+    with pytest.raises(RecastError, match="5 gains need as many budgets, or one, not 4"):
+        sinkhorn.project_many(np.ones((5, 2, 3)), np.ones((4, 2)))
+    with pytest.raises(RecastError, match="budget must have"):
+        sinkhorn.static([[1, 2], [3, 4]], 3)
+
+
+def test_closed_columns_stay_empty_and_do_no_harm() -> None:
+    result = sinkhorn.project(np.eye(25)[[3, 17]], [1, 23], columns=[1] * 24 + [0])
+    assert result.converged
+    np.testing.assert_array_equal(result.weights[:, -1], 0.0)
+    np.testing.assert_allclose(result.weights.sum(0)[:-1], 1 / 24, atol=1e-9)
+
+
+def test_more_iterations_never_give_a_worse_plan() -> None:
+    rng = np.random.default_rng(0)
+    for gains, budget in ((rng.gamma(2.0, size=(4, 25)), [1, 1, 1, 2]), (np.eye(25)[[3, 17]], [1, 24])):
+        errors = []
+        for limit in (1, 2, 5, 50, 100, 102, 105, 1000):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                errors.append(sinkhorn.project(gains, budget, max_iter=limit).row_error)
+        sweeps, newton = errors[:5], errors[5:]
+        assert sweeps == sorted(sweeps, reverse=True), errors
+        assert max(newton) <= sweeps[-1], errors
+        assert newton[-1] < 1e-9
 
 
 def test_huge_budgets_do_not_overflow() -> None:

@@ -89,6 +89,21 @@ def test_nan_drops_out_and_its_weight_goes_to_the_others() -> None:
     np.testing.assert_allclose(W.mix(torch.tensor(rewards)).numpy(), mixed, rtol=1e-12)
 
 
+def test_where_a_column_has_no_weight_for_what_applies_the_budget_decides() -> None:
+    W = WeightMatrix(("a", "b", "c"), [0, 0.5, 1], [[0.5, 0.0], [0.0, 0.3], [0.0, 0.2]], [0.5, 0.3, 0.2])
+    mixed = W.mix(np.array([[0.5, np.nan, np.nan], [np.nan, 1.0, 0.0], [np.nan] * 3]))
+    np.testing.assert_allclose(mixed[:2], [[0.5, 0.5], [0.6, 0.6]])
+    assert np.isnan(mixed[2]).all()
+
+
+def test_bfloat16_sigmas_find_their_columns_on_a_fine_grid() -> None:
+    grid = schedule.from_shift(50)
+    W = WeightMatrix(("a",), grid, np.full((1, 50), 0.02), [1.0])
+    rounded = torch.tensor(grid[1:], dtype=torch.bfloat16)
+    nearest = np.abs(rounded.double().numpy()[:, None] - grid[1:]).argmin(1)
+    assert W.columns(rounded).tolist() == nearest.tolist()
+
+
 def test_nan_keeps_the_column_scale_of_the_row_ablation() -> None:
     W = matrix(sinkhorn.row(GAINS, [1, 1, 2]))
     mixed = W.mix(np.array([[np.nan, 1.0, 1.0]]))

@@ -132,8 +132,8 @@ def spread_error(method: sampling.Method, spacing: float) -> float:
     for variance in (0.01, 0.06, 0.25, 1.0):
         for start in (0.12, 0.3, 0.6, 0.9):
             policy = gaussian(0.0, variance)
-            walk = rollout_levels([0.0, start, 1.0], spacing)
-            grid = [*sorted({*walk, start}), 1.0]
+            walk = [sigma for sigma in rollout_levels([0.0, start, 1.0], spacing) if sigma < start]
+            grid = [*walk, start, 1.0]
             x = torch.zeros(40_000, 1, dtype=F)
             ends = sampling.sample(policy, x, grid, method=method, start=len(grid) - 2, noise=noise(x))
             logs.append(math.log(float(ends.var() / policy.posterior(start)[2])))
@@ -162,5 +162,9 @@ def test_bad_input_is_named() -> None:
     x = torch.zeros(1, 1, dtype=F)
     with pytest.raises(RecastError, match="unknown sampler 'heun'"):
         sampling.sample(gaussian(), x, [0.0, 1.0], method="heun")
+    with pytest.raises(RecastError, match="start must be a level from 0 to T = 1, not 9"):
+        sampling.sample(gaussian(), x, [0.0, 1.0], start=9)
+    with pytest.raises(RecastError, match="from 0"):
+        sampling.sample(gaussian(), x, [1.0, 0.0])
     with pytest.raises(RecastError, match="'ancestral' is stochastic: pass noise"):
         sampling.sample(gaussian(), x, [0.0, 1.0], method="ancestral")

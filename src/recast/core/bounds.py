@@ -56,9 +56,13 @@ def surrogate(
         raise RecastError(f"the bounds of App. A.3 hold for alpha > 1, not for {alpha:g}")
     if not (tau > 0 and mass > 0 and steps >= 1):
         raise RecastError(f"tau, mass and steps must be positive, not {tau:g}, {mass:g} and {steps}")
-    epsilon, largest, mean, total = np.broadcast_arrays(
-        *(np.atleast_1d(np.asarray(a, dtype=np.float64)) for a in (mismatch, reward_max, reward_mean, total_gain))
-    )
+    given = [np.atleast_1d(np.asarray(a, dtype=np.float64)) for a in (mismatch, reward_max, reward_mean, total_gain)]
+    if len({a.size for a in given} - {1}) > 1 or not all(np.isfinite(a).all() for a in given):
+        raise RecastError(
+            f"KL, largest reward, mean reward and total gain must be finite, one number a reward or one for all, "
+            f"not of the sizes {[a.size for a in given]}"
+        )
+    epsilon, largest, mean, total = np.broadcast_arrays(*given)
     if (epsilon < 0).any() or (mean <= 0).any() or (largest < mean).any():
         raise RecastError("the bounds need KL >= 0 and 0 < E[r_i] <= max r_i for every reward")
     ratio = largest / mean

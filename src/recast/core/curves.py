@@ -62,6 +62,12 @@ class GainCurves:
                 raise RecastError(f"D of the reward {name!r} is not finite: leave a reward without a curve out")
         if self.D_prompts is not None and (self.D_prompts.ndim != 3 or self.D_prompts.shape[1:] != shape):
             raise RecastError(f"D_prompts must have the shape (prompts, *{shape}), not {self.D_prompts.shape}")
+        if self.D_prompts is not None and len(self.D_prompts) == 0:
+            raise RecastError("D_prompts has no prompts: leave it out where there are none")
+        if self.D_prompts is not None and self.aggregate == "prompt-mean":
+            mean = renyi.mean_over_prompts(self.D_prompts)
+            if not np.allclose(mean, self.D, rtol=0, atol=1e-6):
+                raise RecastError("D is not the mean of D_prompts over prompts, as aggregate='prompt-mean' says")
         if self.aggregate not in get_args(renyi.Aggregation):
             raise RecastError(f"unknown aggregation {self.aggregate!r}: choose 'prompt-mean' or 'pooled'")
 
@@ -148,7 +154,8 @@ class GainCurves:
         self, budget: ArrayLike, tau: float = 1.0, level: float = 0.95, resamples: int = 1000, seed: int = 0
     ) -> Array:
         """Percentile interval (2, m, T) of the Sinkhorn W over resampled prompts."""
-        steps = np.nan_to_num(renyi.gains(self.bootstrap(resamples, seed)))
+        steps = renyi.gains(self.bootstrap(resamples, seed))
+        steps = steps[np.isfinite(steps).all(axis=(1, 2))]  # draws in which every reward has a prompt
         budgets = np.atleast_2d(np.asarray(budget, dtype=np.float64))
         return percentiles(sinkhorn.project_many(steps, budgets, tau=tau).weights, level)
 
@@ -158,7 +165,11 @@ class GainCurves:
         1 − (variance over resampled prompts, mean over steps) / (variance over steps), of the gains before
         clipping, which would hide half of the noise.
         """
-        noise = np.nanvar(renyi.gains(self.bootstrap(resamples, seed), clip=False), axis=0).mean(axis=1)
+        draws = renyi.gains(self.bootstrap(resamples, seed), clip=False)
+        if self.D_prompts is None or len(self.D_prompts) < 2:
+            raise RecastError("the reliability of a curve needs at least two prompts")
+        prompts = len(self.D_prompts)  # resampling P prompts shows (P−1)/P of their variance
+        noise = np.nanvar(draws, axis=0).mean(axis=1) * prompts / (prompts - 1)
         shape = renyi.gains(self.D, clip=False).var(axis=1)
         share: Array = 1 - np.divide(noise, shape, out=np.ones_like(noise), where=shape > 0)
         return np.clip(share, 0.0, 1.0)

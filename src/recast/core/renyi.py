@@ -6,6 +6,7 @@ NaN means that the reward does not apply to that sample; it drops out of every m
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from collections.abc import Iterable
 from typing import Literal
@@ -26,7 +27,7 @@ PAPER_ALPHAS = (0.25, 0.5, 0.75, 1.5, 2.0, 4.0, 8.0)
 
 def check_alpha(alpha: float) -> float:
     """`alpha` itself if it is a usable Rényi order, else an error that says why."""
-    if not (isinstance(alpha, (int, float)) and np.isfinite(alpha) and alpha > 0):
+    if not (isinstance(alpha, numbers.Real) and np.isfinite(alpha) and alpha > 0):
         raise RecastError(f"alpha must be a positive number, not {alpha!r}")
     if alpha == 1:
         raise RecastError(
@@ -52,6 +53,8 @@ def moments(mu: ArrayLike, alpha: float, self_rollout: bool = False) -> Array:
             "map the reward to non-negative values first (a sigmoid for ImageReward)"
         )
     exponent = alpha if self_rollout else alpha - 1
+    if exponent < 0 and (values < FLOOR).any():
+        _warn_floor(int((values < FLOOR).sum()), values.size, "conditional rewards")
     powers = np.maximum(values, FLOOR) ** exponent if exponent < 0 else values**exponent
     applies = ~np.isnan(powers)
     count = applies.sum(axis=-1)
@@ -86,19 +89,24 @@ def aggregate(per_prompt: ArrayLike, alpha: float, how: Aggregation = "prompt-me
     values = np.asarray(per_prompt, dtype=np.float64)
     if values.ndim != 3 or values.shape[0] == 0:
         raise RecastError(f"moments must have the shape (prompts, rewards, levels), not {values.shape}")
-    hits = int((values < FLOOR).sum())
-    if hits and how == "prompt-mean":
-        warnings.warn(
-            f"the floor {FLOOR:g} replaced {hits} of {values.size} moments: each pulls a mean of logs down by "
-            "up to 23 / (alpha - 1); consider aggregate='pooled'",
-            FloorWarning,
-            stacklevel=2,
+    absent = np.isnan(values)
+    partly = absent.any(axis=-1) & ~absent.all(axis=-1)
+    if partly.any():
+        prompt, reward = np.argwhere(partly)[0]
+        raise RecastError(
+            f"reward {reward} of prompt {prompt} is NaN at some levels only: NaN says that a reward does not apply to "
+            "the prompt, and then holds at all of them"
         )
     logs = log_of_moments(values, alpha)
     if how == "prompt-mean":
-        return _mean_over_prompts(logs), logs
+        if (values < FLOOR).any():
+            _warn_floor(int((values < FLOOR).sum()), values.size, "moments of single prompts")
+        return mean_over_prompts(logs), logs
     if how == "pooled":
-        return log_of_moments(_mean_over_prompts(values), alpha), logs
+        pooled = mean_over_prompts(values)
+        if (pooled < FLOOR).any():
+            _warn_floor(int((pooled < FLOOR).sum()), pooled.size, "pooled moments")
+        return log_of_moments(pooled, alpha), logs
     raise RecastError(f"unknown aggregation {how!r}: choose 'prompt-mean' or 'pooled'")
 
 
@@ -115,14 +123,14 @@ def gains(D: ArrayLike, clip: bool = True) -> Array:
 
 
 def normalized(steps: ArrayLike) -> Array:
-    """Mean-normalised gains (Eq. gain-bar), (..., T): mean 1 over t, or 0 for a curve without gain.
+    """Mean-normalised gains (Eq. gain-bar), (..., T): mean 1 over t, or 0 for a curve without gain; NaN stays.
 
     A zero curve gives log K = 0, the paper's case of a reward that has no curve at all. A mean gain up to
     1e-12 is the rounding of a constant reward's D, and counts as zero: normalising would make it a curve.
     """
     values: Array = np.asarray(steps, dtype=np.float64)
     mean = values.mean(axis=-1, keepdims=True)
-    result: Array = np.divide(values, mean, out=np.zeros_like(values), where=mean > ROUNDING)
+    result: Array = np.divide(values, mean, out=np.zeros_like(values), where=~(mean <= ROUNDING))
     return result
 
 
@@ -141,7 +149,13 @@ def sweep(
     return {alpha: aggregate(moments(mu, alpha, self_rollout), alpha, how)[0] for alpha in alphas}
 
 
-def _mean_over_prompts(values: Array) -> Array:
+def _warn_floor(hits: int, size: int, what: str) -> None:
+    hint = "; aggregate='pooled' takes the log after the mean over prompts" if "single" in what else ""
+    warnings.warn(f"the floor {FLOOR:g} replaced {hits} of {size} {what}{hint}", FloorWarning, stacklevel=3)
+
+
+def mean_over_prompts(values: Array) -> Array:
+    """Mean over the first axis of what is not NaN, or NaN where nothing is."""
     applies = ~np.isnan(values)
     count = applies.sum(axis=0)
     total = np.where(applies, values, 0.0).sum(axis=0)

@@ -48,7 +48,12 @@ def from_scheduler(sigmas: Any) -> Array:
     Takes a list, an array or a tensor. A scheduler that stops above 0 gets the final 0 appended, as
     its own sampling loop does.
     """
-    values = np.asarray(sigmas.tolist() if hasattr(sigmas, "tolist") else sigmas, dtype=np.float64)
+    try:
+        values = np.asarray(sigmas.tolist() if hasattr(sigmas, "tolist") else sigmas, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise RecastError(f"a scheduler's sigmas must be a list of numbers, not {sigmas!r:.80}") from error
+    if values.size and abs(values.flat[0] - 1) > _END_TOLERANCE and values.flat[0] > values.flat[-1]:
+        raise RecastError(f"a scheduler's sigmas must start at 1, pure noise, not at {values.flat[0]:g}")
     if values.ndim != 1 or values.size < 1 or (values.size > 1 and values[0] < values[-1]):
         raise RecastError(
             "a scheduler's sigmas must be one list that falls from 1 to 0: call set_timesteps(T) first, "

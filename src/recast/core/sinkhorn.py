@@ -1,14 +1,14 @@
 """From gains to weights: the Sinkhorn projection of Alg. 3, and the alternatives to it.
 
-All of them take gains (m, T) and a budget λ (m,) and give W (m, T) whose rows sum to λ/Σλ. The columns
-sum to 1/T (or to ν/Σν) for `project`, `static` and `hard`; `row` and `shared` leave them free.
+All of them take a budget λ (m,) and give W (m, T) whose rows sum to λ/Σλ. The columns sum to 1/T for
+`static`, to 1/T or ν/Σν for `project` and `hard`; `row` and `shared` leave them free.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -63,7 +63,12 @@ def project(
     >>> project([[1.0, 1.0], [1.0, 1.0]], budget=[1, 3]).weights.tolist()  # flat: λ_i / T
     [[0.125, 0.125], [0.375, 0.375]]
     """
-    batch = project_many(gains, np.atleast_2d(np.asarray(budget)), columns, tau, tol, max_iter)
+    if np.ndim(gains) != 2 or np.ndim(budget) != 1:
+        raise RecastError(
+            f"one problem has gains (m, T) and a budget (m,), not the shapes {np.shape(gains)} and {np.shape(budget)}; "
+            "project_many solves several"
+        )
+    batch = project_many(gains, np.asarray(budget)[None], columns, tau, tol, max_iter)
     return Projection(
         weights=batch.weights[0],
         iterations=int(batch.iterations[0]),
@@ -90,32 +95,48 @@ def project_many(
             raise RecastError(f"{name} must be a positive number, not {value:g}")
     log_kernel = _kernel(gains, ndims=(2, 3)) / tau
     m, steps = log_kernel.shape[-2:]
-    rows = simplex(np.atleast_2d(budgets), m, "budget")
+    rows = simplex(np.atleast_2d(budgets), m, "budget", ndim=2)
     nu = np.full(steps, 1.0 / steps) if columns is None else simplex(columns, steps, "columns")
     if log_kernel.ndim == 3:
+        if len(rows) not in (1, len(log_kernel)):
+            raise RecastError(f"{len(log_kernel)} gains need as many budgets, or one, not {len(rows)}")
         rows = np.broadcast_to(rows, log_kernel.shape[:2])
+    open_columns = nu > 0
+    solved = _solve(log_kernel[..., open_columns], rows, nu[open_columns], tol, max_iter)
+    if not open_columns.all():
+        weights = np.zeros((len(rows), m, steps))
+        weights[..., open_columns] = solved.weights
+        solved = replace(solved, weights=weights)
+    if not solved.converged.all():
+        warnings.warn(
+            f"Sinkhorn did not converge in {max_iter} iterations for {int((~solved.converged).sum())} of {len(rows)} "
+            f"budgets (largest row error {solved.row_error.max():.2g}, tolerance {tol:g}): raise max_iter, tau or tol",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    return solved
+
+
+def _solve(log_kernel: Array, rows: Array, nu: Array, tol: float, max_iter: int) -> Projections:
+    """Sweeps for all budgets together, then Newton for those that need it; every ν_t > 0."""
+    m, steps = log_kernel.shape[-2:]
     if log_kernel.max() - log_kernel.min() <= _WIDEST:
         weights, sweeps = _sweeps(log_kernel, rows, nu, tol, min(max_iter, SWEEPS))
     else:
         weights, sweeps = np.zeros((len(rows), m, steps)), 0
     iterations = np.full(len(rows), sweeps, dtype=np.int64)
     row_error = np.abs(np.einsum("bit->bi", weights) - rows).max(axis=-1)
-    for j in np.flatnonzero(row_error >= tol):
+    for j in np.flatnonzero(row_error >= tol) if max_iter > sweeps else ():
         kernel = log_kernel if log_kernel.ndim == 2 else log_kernel[j]
         used = rows[j] > 0
-        weights[j] = 0.0
-        weights[j, used], more = _newton(kernel[used], rows[j][used], nu, tol, max_iter - sweeps)
+        plan, more = _newton(kernel[used], rows[j][used], nu, tol, max_iter - sweeps)
         iterations[j] += more
-        row_error[j] = np.abs(weights[j].sum(axis=-1) - rows[j]).max()
+        error = np.abs(plan.sum(axis=-1) - rows[j][used]).max()
+        if error < row_error[j]:
+            weights[j] = 0.0
+            weights[j, used], row_error[j] = plan, error
     column_error = np.abs(np.einsum("bit->bt", weights) - nu).max(axis=-1)
     converged = (row_error < tol) & (column_error < tol)
-    if not converged.all():
-        warnings.warn(
-            f"Sinkhorn did not converge in {max_iter} iterations for {int((~converged).sum())} of {len(rows)} "
-            f"budgets (largest row error {row_error.max():.2g}, tolerance {tol:g}): raise max_iter, tau or tol",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
     return Projections(weights, iterations, row_error, column_error, converged)
 
 
@@ -159,13 +180,13 @@ def shared(curve: ArrayLike, budget: ArrayLike) -> Array:
     return np.outer(lam, simplex(schedule, schedule.size, "curve"))
 
 
-def simplex(values: ArrayLike, size: int | None, name: str) -> Array:
+def simplex(values: ArrayLike, size: int | None, name: str, ndim: int = 1) -> Array:
     """`values` (size,) or (B, size) divided by their sum; an error that names `name` if they cannot be."""
     try:
         array: Array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise RecastError(f"{name} must be numbers, not {values!r:.200}") from error
-    if array.ndim not in (1, 2) or (size is not None and array.shape[-1] != size):
+    if array.ndim != ndim or (size is not None and array.shape[-1] != size):
         raise RecastError(f"{name} must have {size or 'm'} numbers, not the shape {array.shape}")
     largest = array.max(axis=-1, keepdims=True)
     if not (np.isfinite(array).all() and (array >= 0).all() and (largest > 0).all()):

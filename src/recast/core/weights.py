@@ -73,7 +73,8 @@ class WeightMatrix:
     def columns(self, sigmas: Any) -> Any:
         """Column of W for each σ, in the shape of `sigmas`: the step whose start σ_t is nearest."""
         xp = _namespace(sigmas)
-        levels = sigmas if xp is not np else np.asarray(sigmas, dtype=np.float64)
+        # In float64 whatever came in: bfloat16 edges between levels would misplace some.
+        levels = sigmas.to(xp.float64) if xp is not np else np.asarray(sigmas, dtype=np.float64)
         inside = (levels >= 0) & (levels <= 1)
         if not bool(inside.all()):
             raise RecastError(f"sigmas must lie between 0 and 1, but one is {float(levels[~inside].reshape(-1)[0]):g}")
@@ -86,7 +87,8 @@ class WeightMatrix:
 
         With `sigmas` (B, k), each slot's own noise level in any order, to (B, k) instead: trainers
         shuffle timesteps per sample, and a slot is not a step. NaN in `rewards` means that the reward
-        does not apply: it drops out and the others' weights are scaled up to the column's total. NumPy
+        does not apply: it drops out and the others' weights are scaled up to the column's total (by their
+        budgets where the column has no weight for them, and to NaN where no reward applies). NumPy
         in, NumPy out; torch in, torch out, on the same device.
         """
         xp = _namespace(rewards)
@@ -100,12 +102,28 @@ class WeightMatrix:
             values = values.to(xp.get_default_dtype())
         weights = _like(self.matrix * self.steps, values)
         if sigmas is None:
-            return _mix(values, weights, xp)
+            return self._mix(values, weights, xp)
         columns = self.columns(np.asarray(sigmas) if xp is np else xp.as_tensor(sigmas, device=values.device))
         if columns.ndim != 2 or columns.shape[0] != values.shape[0]:
             raise RecastError(f"sigmas must have the shape ({values.shape[0]}, slots), not {tuple(columns.shape)}")
-        mixed = _mix(values, weights, xp)
+        mixed = self._mix(values, weights, xp)
         return xp.take_along_axis(mixed, columns, 1) if xp is np else mixed.gather(1, columns)
+
+    def _mix(self, values: Any, weights: Any, xp: Any) -> Any:
+        applies = values == values  # false for NaN
+        known = xp.where(applies, values, xp.zeros_like(values))
+        mixed = known @ weights
+        if bool(applies.all()):
+            return mixed
+        ones = xp.where(applies, xp.ones_like(values), xp.zeros_like(values))
+        nothing = xp.full_like(mixed, float("nan"))
+        present = ones @ weights
+        # A column may give all its weight to rewards that do not apply: there the budget decides.
+        budget = _like(self.budget, values)[:, None]
+        shares = ones @ budget
+        by_budget = xp.where(shares > 0, known @ budget / xp.where(shares > 0, shares, xp.ones_like(shares)), nothing)
+        by_column = mixed / xp.where(present > 0, present, xp.ones_like(present))
+        return weights.sum(0) * xp.where(present > 0, by_column, by_budget)
 
     def save(self, path: str | Path) -> Path:
         """Write `weights.json`, atomically."""
@@ -134,16 +152,6 @@ class WeightMatrix:
             )
         except (RecastError, TypeError, ValueError) as error:
             raise RecastError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
-
-
-def _mix(values: Any, weights: Any, xp: Any) -> Any:
-    applies = values == values  # false for NaN
-    mixed = xp.where(applies, values, xp.zeros_like(values)) @ weights
-    if bool(applies.all()):
-        return mixed
-    present = xp.where(applies, xp.ones_like(values), xp.zeros_like(values)) @ weights
-    scale = weights.sum(0) / xp.where(present > 0, present, xp.full_like(present, float("nan")))
-    return mixed * scale
 
 
 def _namespace(values: Any) -> Any:

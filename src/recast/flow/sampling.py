@@ -17,6 +17,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from recast.core import schedule
 from recast.errors import RecastError
 from recast.flow.policy import Velocity
 
@@ -81,8 +82,11 @@ def sample(
         raise RecastError(f"unknown sampler {method!r}: choose one of {', '.join(METHODS)}")
     if stochastic and noise is None:
         raise RecastError(f"the sampler {method!r} is stochastic: pass noise, a function from a level to a tensor")
-    kappa = {"sde": eta**2 / 2, "ancestral": 1.0, "ancestral2": 1.0}.get(method, 0.0)
+    sigmas = schedule.grid(sigmas).tolist()
     start = len(sigmas) - 1 if start is None else start
+    if not 0 <= start < len(sigmas):
+        raise RecastError(f"start must be a level from 0 to T = {len(sigmas) - 1}, not {start}")
+    kappa = {"sde": eta**2 / 2, "ancestral": 1.0, "ancestral2": 1.0}.get(method, 0.0)
     previous: Tensor | None = None  # x̂0 one step back
     correct = 0.0  # the weight of x̂0's change over the step that led here
     for t in range(start, 0, -1):

@@ -102,8 +102,10 @@ def project_many(
             raise RecastError(f"{len(log_kernel)} gains need as many budgets, or one, not {len(rows)}")
         rows = np.broadcast_to(rows, log_kernel.shape[:2])
     open_columns = nu > 0
-    solved = _solve(log_kernel[..., open_columns], rows, nu[open_columns], tol, max_iter)
-    if not open_columns.all():
+    if open_columns.all():
+        solved = _solve(log_kernel, rows, nu, tol, max_iter)
+    else:
+        solved = _solve(log_kernel[..., open_columns], rows, nu[open_columns], tol, max_iter)
         weights = np.zeros((len(rows), m, steps))
         weights[..., open_columns] = solved.weights
         solved = replace(solved, weights=weights)

@@ -173,6 +173,23 @@ def test_samples_may_have_any_shape() -> None:
         np.testing.assert_array_equal(one.scores, two.scores)
 
 
+def test_no_graph_is_built_through_a_policy_that_has_parameters() -> None:
+    weight = torch.ones(1, dtype=F, requires_grad=True)
+    seen = []
+
+    def velocity(x: Tensor, sigma: float) -> Tensor:
+        v = weight * x
+        seen.append(v.requires_grad)
+        return v
+
+    for estimator in estimate.ESTIMATORS:
+        estimate.rollouts(
+            velocity, torch.ones(1, 2, dtype=F), [0, 0.5, 1], lambda x: x.T.abs()[:1], estimator=estimator
+        )
+    assert seen
+    assert not any(seen)
+
+
 def test_seeds_decide_every_byte() -> None:
     world = mixture_world(4, 3, seed=2)
     clean = world.proposal.sample(4, torch.Generator().manual_seed(0))

@@ -48,7 +48,6 @@ RunFolder = Annotated[Path, typer.Option("--out", help="The folder that collects
 Budget = Annotated[str | None, typer.Option("--budget", help="How much each reward counts: name=number,name=number,…")]
 MethodName = Annotated[str, typer.Option("--method", help="sinkhorn, static, row, hard, shared, reversed or shuffled.")]
 Tau = Annotated[float, typer.Option("--tau", help="Sinkhorn temperature: below 1 sharper, above 1 flatter.")]
-
 Shrink = Annotated[bool, typer.Option("--shrink", help="Draw curves that are mostly noise towards static weights.")]
 
 

@@ -46,6 +46,7 @@ class Rollouts:
         return np.asarray(self.scores.mean(axis=-1), dtype=np.float64)
 
 
+@torch.no_grad()
 def rollouts(
     velocity: Velocity,
     clean: Tensor,

@@ -1,6 +1,6 @@
 """Error of gain curves and of W against velocity evaluations: `coupled` beside the paper's Alg. 1.
 
-    python benchmarks/estimator.py            # about ten minutes on two cores
+    python benchmarks/estimator.py            # about seven minutes on two cores
     python benchmarks/estimator.py --quick    # a rough look, a minute
 
 Mixture worlds in 2, 32 and 256 dimensions, 20 prompts, N = 8 proposals each, T = 25 on SD3's grid, α = 2.

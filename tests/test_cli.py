@@ -237,8 +237,9 @@ def test_plot_draws_png_and_pdf_the_same_every_time(gains: Path, tmp_path: Path)
     for out, written in (("c.png", "c.png"), ("", "gains.pdf"), ("d.pdf", "d.png")):
         assert call("plot", gains, "--shrink", "--out", tmp_path / out).exit_code == 0
         assert (tmp_path / written).exists()
-    call("plot", gains, "--budget", "clipscore=9,ocr=1", "--out", tmp_path / "e")
-    assert (tmp_path / "e.png").read_bytes() != (tmp_path / "a.png").read_bytes()
+    for name, budget in (("e", "clipscore=9,ocr=1"), ("f", "clipscore=1,ocr=1")):
+        assert call("plot", gains, "--budget", budget, "--out", tmp_path / name).exit_code == 0
+    assert (tmp_path / "e.png").read_bytes() != (tmp_path / "f.png").read_bytes()
     assert call("plot", gains).exit_code == 0
     assert gains.with_suffix(".png").exists()
 

@@ -191,6 +191,17 @@ def test_reliability_tells_a_curve_from_noise() -> None:
     assert max(r[1] for r in reliable) < 0.5
 
 
+def test_few_prompts_do_not_look_reliable() -> None:
+    """Resampling two prompts shows half of their variance; pure noise must not profit from that."""
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(200):
+        per_prompt = rng.normal(size=(2, 1, 26))
+        curves = GainCurves(("a",), schedule.from_shift(25), per_prompt.mean(0), D_prompts=per_prompt)
+        found.append(curves.reliability(200)[0])
+    assert np.mean(found) < 0.25
+
+
 def test_shrinking_leaves_a_curve_without_gain_alone() -> None:
     per_prompt = np.zeros((5, 1, 4))
     curves = GainCurves(("a",), schedule.from_shift(3), per_prompt[0], D_prompts=per_prompt)

@@ -228,7 +228,12 @@ def test_closed_columns_stay_empty_and_do_no_harm() -> None:
 
 def test_more_iterations_never_give_a_worse_plan() -> None:
     rng = np.random.default_rng(0)
-    for gains, budget in ((rng.gamma(2.0, size=(4, 25)), [1, 1, 1, 2]), (np.eye(25)[[3, 17]], [1, 24])):
+    problems = (
+        (rng.gamma(2.0, size=(4, 25)), [1, 1, 1, 2]),
+        (np.eye(25)[[3, 17]], [1, 24]),
+        (np.eye(10)[[3, 7]], [1, 9]),
+    )
+    for gains, budget in problems:
         errors = []
         for limit in (1, 2, 5, 50, 100, 102, 105, 1000):
             with warnings.catch_warnings():

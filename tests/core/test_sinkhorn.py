@@ -215,8 +215,11 @@ def test_bad_parameters_are_named() -> None:
 def test_batches_must_match() -> None:
     with pytest.raises(RecastError, match="5 gains need as many budgets, or one, not 4"):
         sinkhorn.project_many(np.ones((5, 2, 3)), np.ones((4, 2)))
-    with pytest.raises(RecastError, match="budget must have"):
-        sinkhorn.static([[1, 2], [3, 4]], 3)
+    for budget in ([[1, 2], [3, 4]], []):
+        with pytest.raises(RecastError, match="budget must have one row of numbers"):
+            sinkhorn.static(budget, 3)
+    with pytest.raises(RecastError, match="curve must be numbers"):
+        sinkhorn.shared(["a"], [1])
 
 
 def test_closed_columns_stay_empty_and_do_no_harm() -> None:

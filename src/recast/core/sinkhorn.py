@@ -177,9 +177,7 @@ def shared(curve: ArrayLike, budget: ArrayLike) -> Array:
 
     This is how noise-aware weightings such as TempFlow's can be compared on equal terms.
     """
-    lam = simplex(budget, None, "budget")
-    schedule = np.asarray(curve, dtype=np.float64)
-    return np.outer(lam, simplex(schedule, schedule.size, "curve"))
+    return np.outer(simplex(budget, None, "budget"), simplex(curve, None, "curve"))
 
 
 def simplex(values: ArrayLike, size: int | None, name: str, ndim: int = 1) -> Array:
@@ -188,8 +186,9 @@ def simplex(values: ArrayLike, size: int | None, name: str, ndim: int = 1) -> Ar
         array: Array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise RecastError(f"{name} must be numbers, not {values!r:.200}") from error
-    if array.ndim != ndim or (size is not None and array.shape[-1] != size):
-        raise RecastError(f"{name} must have {size or 'm'} numbers, not the shape {array.shape}")
+    if array.ndim != ndim or array.size == 0 or (size is not None and array.shape[-1] != size):
+        wanted = f"{size} numbers" if size is not None else "one row of numbers"
+        raise RecastError(f"{name} must have {wanted}, not the shape {array.shape}")
     largest = array.max(axis=-1, keepdims=True)
     if not (np.isfinite(array).all() and (array >= 0).all() and (largest > 0).all()):
         raise RecastError(f"{name} must be non-negative, finite and not all zero, not {array.tolist()!s:.200}")

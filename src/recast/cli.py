@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from recast._version import __version__
+from recast.console import console, progress
 from recast.errors import RecastError
+from recast.shapes.cli import app as shapes
 
 
 class _Group(TyperGroup):
@@ -38,7 +38,7 @@ app = typer.Typer(
     help="When each reward counts: from gain curves to a reward-by-timestep weight matrix.",
 )
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's own, wherever this typer keeps click
-console = Console(markup=False, highlight=False)  # names and paths are text, whatever brackets they have
+app.add_typer(shapes, name="shapes")
 
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/mixture.yaml.", show_default=False)]
 Overrides = Annotated[
@@ -74,7 +74,7 @@ def estimate(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = P
     """
     from recast import config, run
 
-    run.estimate(config.load(recipe, overrides or []), out, _progress)
+    run.estimate(config.load(recipe, overrides or []), out, progress)
     console.print(f"wrote {out / 'gains.json'} and {out / 'exact.json'}")
 
 
@@ -198,7 +198,7 @@ def run(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Path("
     from recast.report import tables
 
     settings = config.load(recipe, overrides or [])
-    curves, truth = stages.estimate(settings, out, _progress)
+    curves, truth = stages.estimate(settings, out, progress)
     weights, exact = (stages.weigh_recipe(settings, each) for each in (curves, truth))
     stages.save_weights(settings, weights, out)
     _show_weights(curves, weights)
@@ -246,12 +246,6 @@ def _draw(curves: Any, weights: Any, stem: Path, truth: Any, true_weights: Any) 
     from recast.report import figures
 
     return figures.save(figures.gain_figure(curves, weights, truth, true_weights), stem)
-
-
-def _progress(items: Iterable[int], title: str, total: int) -> Iterable[int]:
-    from rich.progress import track
-
-    return track(items, description=title, total=total, console=Console(stderr=True))
 
 
 def main() -> None:

@@ -29,6 +29,22 @@ class WorldConfig(_Section):
     seed: int = Field(0, ge=0, lt=2**32)
 
 
+class PolicyConfig(_Section):
+    """Which model is the policy, where it lives and how it is asked."""
+
+    model: str = Field("shapes", description="a hub name, a local folder, or shapes, the embedded world's base")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="the transformer's and encoders'")
+    device: str = Field("auto", description="cuda, cuda:1, cpu; auto takes a GPU where there is one")
+    guidance: float = Field(1.0, ge=1, allow_inf_nan=False, description="classifier-free guidance; 1 is none")
+    resolution: int | None = Field(None, ge=1, description="pixels a side; the model's own unless told")
+    max_sequence_length: int | None = Field(
+        None, ge=1, le=512, description="T5's tokens; 256 unless told, or fewer where its tokenizer has fewer"
+    )
+    cached_prompts: int = Field(1024, ge=1, description="prompt embeddings that are kept, on the CPU")
+    offload_text: bool = Field(False, description="text encoders are on the device only while they encode")
+    vae_batch: int = Field(16, ge=1, description="images that are encoded or decoded at a time")
+
+
 class EstimateConfig(_Section):
     """How gain curves are measured."""
 
@@ -112,6 +128,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise RecastError(f"{path}: {_sentence(error)}") from error
 
 
+def policy(**options: Any) -> PolicyConfig:
+    """A policy's settings from keyword options, checked as a recipe's are."""
+    try:
+        return PolicyConfig(**options)
+    except ValidationError as error:
+        raise RecastError(f"policy: {_sentence(error, PolicyConfig)}") from error
+
+
 def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
@@ -129,14 +153,13 @@ def _apply(content: dict[str, Any], override: str) -> None:
         raise RecastError(f"the value of the override {override!r} is not valid YAML") from error
 
 
-def _sentence(error: ValidationError) -> str:
+def _sentence(error: ValidationError, section: Any = Recipe) -> str:
     """The first problem pydantic found, in one sentence; for an unknown key, the nearest known one."""
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
         reason = problem["msg"].removeprefix("Value error, ")
         return f"{where} = {problem['input']!r}: {reason[0].lower()}{reason[1:]}"
-    section: Any = Recipe
     for part in problem["loc"][:-1]:
         section = section.model_fields[str(part)].annotation
     known = list(section.model_fields)

@@ -91,7 +91,11 @@ def sample(
     previous: Tensor | None = None  # x̂0 one step back
     correct = 0.0  # the weight of x̂0's change over the step that led here
     for t in range(start, 0, -1):
-        clean = x - sigmas[t] * velocity(x, sigmas[t])
+        v = velocity(x, sigmas[t])
+        if method == "euler":  # written as diffusers' scheduler writes it: images agree to the last bit
+            x = x + (sigmas[t - 1] - sigmas[t]) * v
+            continue
+        clean = x - sigmas[t] * v
         if method == "ancestral2" and previous is not None:
             x, clean = corrected(x, clean, previous, correct)
         target = clean

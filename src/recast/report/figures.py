@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from recast.errors import RecastError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette, distinguishable with any colour vision."""
@@ -68,6 +70,32 @@ def gain_figure(
     if truth is not None:
         left.plot([], [], color="0.4", linestyle=":", label="exact")
     left.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def contact_sheet(prompts: Sequence[str], rows: Mapping[str, Tensor], notes: Sequence[str] = ()) -> Figure:
+    """One column a prompt, one line of images (B, 3, H, W) in [0, 1] a row; `notes` stand below the last."""
+    from matplotlib.figure import Figure
+
+    per_line = min(len(prompts), 8)
+    lines = -(-len(prompts) // per_line)
+    figure = Figure(figsize=(1.5 * per_line + 0.5, lines * (1.55 * len(rows) + 0.75)), layout="constrained")
+    grid = figure.subplots(lines * len(rows), per_line, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for k, prompt in enumerate(prompts):
+        line, column = divmod(k, per_line)
+        for r, (name, images) in enumerate(rows.items()):
+            axes = grid[line * len(rows) + r, column]
+            axes.imshow(images[k].clamp(0, 1).permute(1, 2, 0).cpu().numpy(), interpolation="nearest")
+            axes.set_axis_on()
+            axes.set(xticks=[], yticks=[])
+            if r == 0:
+                axes.set_title("\n".join(textwrap.wrap(prompt, 22)), fontsize=7)
+            if column == 0:
+                axes.set_ylabel(name, fontsize=8)
+            if notes and r == len(rows) - 1:
+                axes.set_xlabel(notes[k], fontsize=7)
     return figure
 
 

@@ -1,0 +1,135 @@
+"""LoRA adapters on SD3's joint attention: the policy in training, the old one beside it, and the bare base."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from diffusers import StableDiffusion3Pipeline
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from torch.nn import Parameter
+
+from recast.errors import RecastError
+
+PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+"""The projections of a joint block's attention that are adapted (App. E.2); `attn2` is left alone."""
+TARGET = rf"transformer_blocks\.\d+\.attn\.({'|'.join(map(re.escape, PROJECTIONS))})"
+FILE = "pytorch_lora_weights.safetensors"
+"""The name under which plain diffusers looks for adapters."""
+Who = Literal["default", "old", "base"]
+
+
+class Adapters:
+    """Two adapters in one transformer, `default` (trained) and `old`, and a switch between them and the base.
+
+    Both start alike: A Gaussian with standard deviation 1/rank, B zero, so all three give the base's
+    velocity. Only `default` ever requires gradients, whichever is in use. A newly made instance uses `default`.
+    """
+
+    def __init__(self, transformer: Any, rank: int = 32, alpha: int = 64, seed: int = 0) -> None:
+        if rank < 1 or alpha <= 0:
+            raise RecastError(f"LoRA needs a rank and an alpha above 0, not {rank} and {alpha}")
+        if getattr(transformer, "peft_config", None):
+            raise RecastError(f"the transformer has adapters already: {', '.join(transformer.peft_config)}")
+        self.transformer = transformer.requires_grad_(False)
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # the second adapter is meant
+            torch.manual_seed(seed)
+            for name in ("default", "old"):
+                config = LoraConfig(r=rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=TARGET)
+                transformer.add_adapter(config, name)
+        self._layers = [module for module in transformer.modules() if isinstance(module, LoraLayer)]
+        self.parameters, self.old_parameters = self._of("default"), self._of("old")
+        self.update_old()
+        self.use("default")
+
+    def _of(self, name: str) -> list[Parameter]:
+        """An adapter's parameters, A then B of every layer, in the model's order."""
+        return [part[name].weight for layer in self._layers for part in (layer.lora_A, layer.lora_B)]
+
+    @property
+    def active(self) -> Who:
+        """Which of the three the transformer is now."""
+        first = self._layers[0]
+        return "base" if first.disable_adapters else first.active_adapters[0]
+
+    def use(self, who: Who) -> None:
+        """Make the transformer the trained policy, the old one, or the base."""
+        if who not in get_args(Who):
+            raise RecastError(f"unknown adapter {who!r}: choose one of {', '.join(get_args(Who))}")
+        for layer in self._layers:
+            if who != "base":
+                layer.set_adapter(who)
+            layer.enable_adapters(who != "base")
+        # peft moves `requires_grad` along with the active adapter; a switch here must not touch training.
+        for parameter in self.old_parameters:
+            parameter.requires_grad_(False)
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+
+    @contextmanager
+    def using(self, who: Who) -> Iterator[None]:
+        """Use another adapter inside a `with` block."""
+        before = self.active
+        self.use(who)
+        try:
+            yield
+        finally:
+            self.use(before)
+
+    @torch.no_grad()
+    def update_old(self, decay: float = 0.0) -> None:
+        """old ← decay · old + (1 − decay) · default; with decay 0 an exact copy."""
+        if not 0 <= decay <= 1:
+            raise RecastError(f"the decay of the old policy must lie in [0, 1], not {decay}")
+        for old, new in zip(self.old_parameters, self.parameters, strict=True):
+            old.copy_(new) if decay == 0 else old.lerp_(new, 1 - decay)
+
+    def save(self, folder: str | Path, who: Literal["default", "old"] = "default") -> Path:
+        """Write an adapter where `pipe.load_lora_weights(folder)` of plain diffusers finds it, atomically.
+
+        Alpha goes into the file's metadata; without it diffusers would take alpha = rank, half the effect.
+        """
+        folder = Path(folder)
+        temporary = f".{FILE}.tmp"
+        try:
+            StableDiffusion3Pipeline.save_lora_weights(
+                folder,
+                transformer_lora_layers=get_peft_model_state_dict(self.transformer, adapter_name=who),
+                transformer_lora_adapter_metadata=self.transformer.peft_config[who].to_dict(),
+                weight_name=temporary,
+            )
+            return (folder / temporary).replace(folder / FILE)
+        except OSError as error:
+            raise RecastError(f"{folder}: the adapter cannot be written: {error.strerror or error}") from error
+
+    def load(self, folder: str | Path, who: Literal["default", "old"] = "default") -> None:
+        """Read an adapter back into this transformer; its modules, rank and alpha must be the same."""
+        path = Path(folder) / FILE
+        if not path.is_file():
+            raise RecastError(f"{path}: there is no such adapter file")
+        try:
+            state, metadata = StableDiffusion3Pipeline.lora_state_dict(
+                folder, weight_name=FILE, return_lora_metadata=True, local_files_only=True
+            )
+        except Exception as error:  # safetensors raises its own type for a truncated or foreign file
+            raise RecastError(f"{path}: not a readable adapter file: {error}") from error
+        mine = self.transformer.peft_config[who]
+        for key, value in (("r", mine.r), ("lora_alpha", mine.lora_alpha)):
+            found = (metadata or {}).get(f"transformer.{key}")
+            if found != value:
+                raise RecastError(f"{path}: its {key} is {found}, but this policy's is {value}")
+        state = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+        expected = get_peft_model_state_dict(self.transformer, adapter_name=who)
+        shapes, wanted = ({k: v.shape for k, v in each.items()} for each in (state, expected))
+        if shapes != wanted:
+            odd = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
+            raise RecastError(f"{path}: made for another transformer: {len(odd)} tensors differ, the first {odd[0]}")
+        set_peft_model_state_dict(self.transformer, state, adapter_name=who)

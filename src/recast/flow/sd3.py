@@ -1,0 +1,236 @@
+"""Stable Diffusion 3 as a policy, through diffusers: SD3.5-Medium on a GPU or the embedded world on a laptop."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import StableDiffusion3Pipeline
+from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
+from diffusers.utils import logging as diffusers_logging
+from torch import Tensor
+from transformers.utils import logging as transformers_logging
+
+from recast.config import PolicyConfig
+from recast.errors import RecastError
+from recast.flow.policy import Condition
+
+_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
+
+
+def load(config: PolicyConfig) -> SD3Policy:
+    """The policy a recipe names: a hub name, a local folder, or `shapes`, the embedded world's base."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    source = str(files("recast.shapes").joinpath("data/pipeline")) if config.model == "shapes" else config.model
+    pipe = load_pipeline(source, getattr(torch, config.dtype))
+    return SD3Policy(
+        pipe,
+        device=device,
+        guidance=config.guidance,
+        resolution=config.resolution,
+        max_sequence_length=config.max_sequence_length,
+        cached_prompts=config.cached_prompts,
+        offload_text=config.offload_text,
+        vae_batch=config.vae_batch,
+    )
+
+
+def load_pipeline(source: str | Path, dtype: torch.dtype = torch.float32) -> StableDiffusion3Pipeline:
+    """A `StableDiffusion3Pipeline` from a hub name or folder; parts that its index says are absent stay so."""
+    try:
+        index = StableDiffusion3Pipeline.load_config(source)
+        absent = {name: None for name in ("text_encoder_3", "tokenizer_3") if index.get(name, [None])[0] is None}
+        for library, _ in (part for part in index.values() if isinstance(part, (list, tuple)) and part[0]):
+            if library.startswith("recast."):  # diffusers imports no module because a folder names it; ours is known
+                importlib.import_module(library)
+        with _quiet():
+            pipe = StableDiffusion3Pipeline.from_pretrained(source, torch_dtype=dtype, **absent)
+    except (OSError, ValueError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RecastError(
+            f"no Stable Diffusion 3 pipeline in {str(source)!r}: give a hub name or a folder ({reason})"
+        ) from error
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+class SD3Policy:
+    """A `recast.flow.policy.Policy` on a diffusers pipeline.
+
+    Latents and velocities are float32 whatever the transformer's type; the VAE is float32. Prompts are
+    encoded one at a time, so that an embedding does not depend on which prompts came with it, and kept: on the CPU,
+    the `cached_prompts` latest ones. With `offload_text` the text encoders are on the device only while
+    they encode.
+    """
+
+    def __init__(
+        self,
+        pipe: StableDiffusion3Pipeline,
+        *,
+        device: str | torch.device = "cpu",
+        guidance: float = 1.0,
+        resolution: int | None = None,
+        max_sequence_length: int | None = None,
+        cached_prompts: int = 1024,
+        offload_text: bool = False,
+        vae_batch: int = 16,
+    ) -> None:
+        self.pipe, self.device, self.guidance = pipe, torch.device(device), guidance
+        self.offload_text, self.vae_batch, self.cached_prompts = offload_text, vae_batch, cached_prompts
+        limit = getattr(pipe.tokenizer_3, "model_max_length", 256)
+        self.max_sequence_length = min(256, limit) if max_sequence_length is None else max_sequence_length
+        side = pipe.transformer.config.sample_size * pipe.vae_scale_factor if resolution is None else resolution
+        unit = pipe.vae_scale_factor * pipe.transformer.config.patch_size
+        if side % unit or side < unit:
+            raise RecastError(f"the resolution {side} is not a multiple of {unit}, as this model needs")
+        self.side = side // pipe.vae_scale_factor
+        self._cache: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
+        for part in (pipe.transformer, pipe.vae, *self._encoders()):
+            part.eval().requires_grad_(False)
+        pipe.transformer.to(self.device)
+        pipe.vae.to(self.device)
+        if pipe.vae.dtype != torch.float32:
+            pipe.vae.to(torch.float32)
+        self._place_text(self.device if not offload_text else torch.device("cpu"))
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image's latents."""
+        return (self.pipe.transformer.config.in_channels, self.side, self.side)
+
+    def sigmas(self, steps: int) -> list[float]:
+        """σ_0..σ_T as the pipeline's own scheduler sets them, by resolution where it does so."""
+        if steps < 1:
+            raise RecastError(f"the number of steps must be at least 1, not {steps}")
+        config = self.pipe.scheduler.config
+        scheduler = type(self.pipe.scheduler).from_config(config)
+        shift = {}
+        if config.get("use_dynamic_shifting"):
+            tokens = (self.side // self.pipe.transformer.config.patch_size) ** 2
+            keys = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
+            shift = {"mu": calculate_shift(tokens, *(config[key] for key in keys))}
+        scheduler.set_timesteps(steps, **shift)
+        return scheduler.sigmas.flip(0).tolist()
+
+    @torch.no_grad()
+    def condition(self, prompts: Sequence[str]) -> Condition:
+        """The prompts' embeddings, one row each; what was encoded before is not encoded again."""
+        if not prompts:
+            raise RecastError("no prompts to condition on: give at least one")
+        guided = self.guidance > 1
+        rows = self._encode([*prompts, ""] if guided else prompts)
+        embeds, pooled = (torch.stack(column).to(self.device) for column in zip(*rows, strict=True))
+        if not guided:
+            return Condition(embeds, pooled, self.guidance)
+        return Condition(embeds[:-1], pooled[:-1], self.guidance, embeds[-1:], pooled[-1:])
+
+    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition) -> Tensor:
+        """v at latents `x` and level `sigma`, with classifier-free guidance where the condition asks for it.
+
+        Differentiable in `x` and in the transformer's parameters.
+        """
+        model = self.pipe.transformer
+        count = len(x)
+        condition = condition.expand(count)
+        level = torch.as_tensor(sigma, dtype=torch.float32, device=x.device).expand(count)
+        embeds, pooled, inputs = condition.embeds, condition.pooled, x.to(model.dtype)
+        guided = condition.empty_embeds is not None and condition.empty_pooled is not None
+        if guided:
+            embeds = torch.cat([condition.empty_embeds.expand(count, -1, -1), embeds])  # type: ignore[union-attr]
+            pooled = torch.cat([condition.empty_pooled.expand(count, -1), pooled])  # type: ignore[union-attr]
+            inputs, level = torch.cat([inputs] * 2), torch.cat([level] * 2)
+        output = model(
+            hidden_states=inputs,
+            timestep=level * self.pipe.scheduler.config.num_train_timesteps,
+            encoder_hidden_states=embeds,
+            pooled_projections=pooled,
+            return_dict=False,
+        )[0].to(x.dtype)
+        if not guided:
+            return output
+        empty, prompted = output.chunk(2)
+        return empty + condition.guidance * (prompted - empty)
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Images (B, 3, H, W) in [0, 1] of latents, a few at a time."""
+        vae = self.pipe.vae
+        images = []
+        for part in latents.split(self.vae_batch):
+            scaled = part.to(self.device, torch.float32) / vae.config.scaling_factor + vae.config.shift_factor
+            images.append((vae.decode(scaled, return_dict=False)[0] * 0.5 + 0.5).clamp(0, 1))
+        return torch.cat(images)
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Latents of images in [0, 1]: the mean of the VAE's posterior, shifted and scaled."""
+        vae = self.pipe.vae
+        height = self.side * self.pipe.vae_scale_factor
+        if images.ndim != 4 or images.shape[1:] != (3, height, height):
+            raise RecastError(f"this policy's images are (B, 3, {height}, {height}), not {tuple(images.shape)}")
+        latents = []
+        for part in images.split(self.vae_batch):
+            mean = vae.encode(part.to(self.device, torch.float32) * 2 - 1).latent_dist.mode()
+            latents.append((mean - vae.config.shift_factor) * vae.config.scaling_factor)
+        return torch.cat(latents)
+
+    def _encode(self, prompts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._cache]
+        found = {prompt: self._cache[prompt] for prompt in prompts if prompt in self._cache}
+        if new:
+            self._place_text(self.device)
+            for prompt in new:
+                embeds, _, pooled, _ = self.pipe.encode_prompt(
+                    [prompt],
+                    None,
+                    None,
+                    device=self.device,
+                    do_classifier_free_guidance=False,
+                    max_sequence_length=self.max_sequence_length,
+                )
+                found[prompt] = (embeds[0].cpu(), pooled[0].cpu())
+            if self.offload_text:
+                self._place_text(torch.device("cpu"))
+        for prompt in dict.fromkeys(prompts):
+            self._cache[prompt] = found[prompt]
+            self._cache.move_to_end(prompt)
+        while len(self._cache) > self.cached_prompts:
+            self._cache.popitem(last=False)
+        return [found[prompt] for prompt in prompts]
+
+    def _encoders(self) -> list[Any]:
+        return [part for part in (getattr(self.pipe, name) for name in _ENCODERS) if part is not None]
+
+    def _place_text(self, device: torch.device) -> None:
+        for encoder in self._encoders():
+            if encoder.device != device:
+                encoder.to(device)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No bars for the seconds a load takes, and no word on names that changed or on a VAE that is not AutoencoderKL."""
+    logger = logging.getLogger("diffusers.pipelines.pipeline_utils")
+    level = logger.level
+    shown = [library for library in (diffusers_logging, transformers_logging) if library.is_progress_bar_enabled()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch_dtype, the only name the oldest diffusers knows
+        logger.setLevel(logging.ERROR)
+        for library in shown:
+            library.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            for library in shown:
+                library.enable_progress_bar()

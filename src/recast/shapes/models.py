@@ -1,0 +1,128 @@
+"""The world's models before training: real classes at tiny sizes, so that real code loads and runs them."""
+
+from __future__ import annotations
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    CLIPProcessor,
+    CLIPTextConfig,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    T5TokenizerFast,
+)
+
+from recast.shapes import prompts, render, vae
+
+TOKENS = 16
+"""Longest prompt in tokens; the grammar's longest has 8 words, two specials beside."""
+TEXT_WIDTH, WIDTH, LATENTS = 48, 96, 40
+
+
+def words() -> list[str]:
+    """Every word of the grammar, each a token of its own."""
+    plural = [f"{shape}es" if shape.endswith("s") else f"{shape}s" for shape in prompts.SHAPES]
+    related = [word for relation in prompts.RELATIONS for word in relation.split()]
+    every = (*prompts.NUMBERS, "an", *prompts.COLORS, *prompts.SHAPES, *plural, *related, "and")
+    return list(dict.fromkeys(every))
+
+
+def tokenizer(length: int = TOKENS) -> CLIPTokenizer:
+    """CLIP's byte-level BPE with merges for the grammar's words only; any text is still tokenized."""
+    alphabet = sorted(ByteLevel.alphabet())
+    tokens = dict.fromkeys([*alphabet, *(f"{letter}</w>" for letter in alphabet)])
+    merges: dict[tuple[str, str], None] = {}
+    for word in words():
+        pieces = [*word[:-1], f"{word[-1]}</w>"]
+        while len(pieces) > 1:  # from the right, so that "circle" and "circles" share nothing but letters
+            merges[pieces[-2], pieces[-1]] = None
+            pieces[-2:] = [pieces[-2] + pieces[-1]]
+            tokens[pieces[-1]] = None
+    vocabulary = {token: k for k, token in enumerate([*tokens, "<|startoftext|>", "<|endoftext|>"])}
+    return CLIPTokenizer(vocab=vocabulary, merges=list(merges), model_max_length=length)
+
+
+def text_config(words_to: CLIPTokenizer, layers: int = 2) -> CLIPTextConfig:
+    """A CLIP text tower of width 48 over the tokenizer's vocabulary."""
+    return CLIPTextConfig(
+        vocab_size=len(words_to),
+        hidden_size=TEXT_WIDTH,
+        intermediate_size=4 * TEXT_WIDTH,
+        projection_dim=TEXT_WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=3,
+        max_position_embeddings=TOKENS,
+        initializer_factor=1.0,
+        bos_token_id=words_to.bos_token_id,
+        eos_token_id=words_to.eos_token_id,
+        pad_token_id=words_to.pad_token_id,
+    )
+
+
+def pipeline(seed: int = 0) -> StableDiffusion3Pipeline:
+    """An untrained SD3 pipeline of about 1.4 million parameters; only its VAE is final.
+
+    T5 is absent (`text_encoder_3: null`). Its tokenizer stands for its length alone: one zero token in
+    place of diffusers' 256.
+    """
+    torch.manual_seed(seed)
+    encoders = []
+    for _ in range(2):
+        encoder = CLIPTextModelWithProjection(text_config(tokenizer()))
+        for embedding in (
+            encoder.text_model.embeddings.token_embedding,
+            encoder.text_model.embeddings.position_embedding,
+        ):
+            torch.nn.init.normal_(embedding.weight, std=0.5)  # CLIP's 0.02 takes a thousand steps to grow
+        encoders.append(encoder)
+    transformer = SD3Transformer2DModel(
+        sample_size=render.GRID,
+        patch_size=1,
+        in_channels=LATENTS,
+        out_channels=LATENTS,
+        num_layers=4,
+        attention_head_dim=32,
+        num_attention_heads=WIDTH // 32,
+        joint_attention_dim=2 * TEXT_WIDTH,
+        caption_projection_dim=WIDTH,
+        pooled_projection_dim=2 * TEXT_WIDTH,
+        pos_embed_max_size=render.GRID,
+        qk_norm="rms_norm",
+    )
+    return StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=vae.fit(LATENTS),
+        text_encoder=encoders[0],
+        tokenizer=tokenizer(),
+        text_encoder_2=encoders[1],
+        tokenizer_2=tokenizer(),
+        text_encoder_3=None,
+        tokenizer_3=T5TokenizerFast(extra_ids=0, model_max_length=1),
+    )
+
+
+def clip(seed: int = 0) -> tuple[CLIPModel, CLIPProcessor]:
+    """An untrained CLIP that sees one cell as one patch, and its processor."""
+    torch.manual_seed(seed)
+    words_to = tokenizer()
+    config = CLIPConfig(
+        text_config=text_config(words_to).to_dict(),
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 256,
+            "projection_dim": TEXT_WIDTH,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "image_size": render.SIZE,
+            "patch_size": render.CELL,
+        },
+        projection_dim=TEXT_WIDTH,
+    )
+    side = {"height": render.SIZE, "width": render.SIZE}
+    images = CLIPImageProcessorPil(size={"shortest_edge": render.SIZE}, crop_size=side)
+    return CLIPModel(config), CLIPProcessor(image_processor=images, tokenizer=words_to)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -11,9 +12,12 @@ from typing import Any, Literal, get_args
 
 import torch
 from diffusers import StableDiffusion3Pipeline
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch.nn import Parameter
 
 from recast.errors import RecastError
@@ -98,17 +102,17 @@ class Adapters:
         Alpha goes into the file's metadata; without it diffusers would take alpha = rank, half the effect.
         """
         folder = Path(folder)
-        temporary = f".{FILE}.tmp"
+        settings = {f"transformer.{key}": value for key, value in self.transformer.peft_config[who].to_dict().items()}
+        state = get_peft_model_state_dict(self.transformer, adapter_name=who)
+        # Not `save_lora_weights`: with a second key of metadata, safetensors writes the two in random order.
+        metadata = {LORA_ADAPTER_METADATA_KEY: json.dumps(settings, indent=2, sort_keys=True, default=sorted)}
+        temporary = folder / f".{FILE}.tmp"
         try:
-            StableDiffusion3Pipeline.save_lora_weights(
-                folder,
-                transformer_lora_layers=get_peft_model_state_dict(self.transformer, adapter_name=who),
-                transformer_lora_adapter_metadata=self.transformer.peft_config[who].to_dict(),
-                weight_name=temporary,
-            )
-            return (folder / temporary).replace(folder / FILE)
-        except OSError as error:
-            raise RecastError(f"{folder}: the adapter cannot be written: {error.strerror or error}") from error
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file({f"transformer.{key}": tensor.contiguous() for key, tensor in state.items()}, temporary, metadata)
+            return temporary.replace(folder / FILE)
+        except (OSError, SafetensorError) as error:
+            raise RecastError(f"{folder}: the adapter cannot be written: {error}") from error
 
     def load(self, folder: str | Path, who: Literal["default", "old"] = "default") -> None:
         """Read an adapter back into this transformer; its modules, rank and alpha must be the same."""
@@ -119,7 +123,7 @@ class Adapters:
             state, metadata = StableDiffusion3Pipeline.lora_state_dict(
                 folder, weight_name=FILE, return_lora_metadata=True, local_files_only=True
             )
-        except Exception as error:  # safetensors raises its own type for a truncated or foreign file
+        except (OSError, SafetensorError, ValueError) as error:
             raise RecastError(f"{path}: not a readable adapter file: {error}") from error
         mine = self.transformer.peft_config[who]
         for key, value in (("r", mine.r), ("lora_alpha", mine.lora_alpha)):

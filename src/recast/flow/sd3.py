@@ -53,7 +53,7 @@ def load_pipeline(source: str | Path, dtype: torch.dtype = torch.float32) -> Sta
         for library, _ in (part for part in index.values() if isinstance(part, (list, tuple)) and part[0]):
             if library.startswith("recast."):  # diffusers imports no module because a folder names it; ours is known
                 importlib.import_module(library)
-        with _quiet():
+        with quiet():
             pipe = StableDiffusion3Pipeline.from_pretrained(source, torch_dtype=dtype, **absent)
     except (OSError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -218,8 +218,8 @@ class SD3Policy:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No bars for the seconds a load takes, and no word on names that changed or on a VAE that is not AutoencoderKL."""
+def quiet() -> Iterator[None]:
+    """No bars while files are read or written, no word on an absent T5 or on a VAE that is not AutoencoderKL."""
     logger = logging.getLogger("diffusers.pipelines.pipeline_utils")
     level = logger.level
     shown = [library for library in (diffusers_logging, transformers_logging) if library.is_progress_bar_enabled()]

@@ -13,6 +13,7 @@ from recast.core import schedule
 from recast.core.curves import GainCurves
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
+from recast.weigh import weigh
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,6 +71,38 @@ def gain_figure(
     if truth is not None:
         left.plot([], [], color="0.4", linestyle=":", label="exact")
     left.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def sampling_figure(runs: Mapping[str, GainCurves]) -> Figure:
+    """The paper's comparison of sampling distributions: D, gain, normalised gain and W, one line of panels a run.
+
+    D is shifted to 0 at pure noise; it is not a sum of the clipped gains. W is at a uniform budget.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(13, 2.7 * len(runs)), layout="constrained")
+    grid = figure.subplots(len(runs), 4, squeeze=False)
+    for line, (title, curves) in zip(grid, runs.items(), strict=True):
+        colors = dict(zip(curves.rewards, COLORS, strict=False))
+        bands = curves.intervals() if curves.D_prompts is not None else {}
+        weights = weigh(curves, dict.fromkeys(curves.rewards, 1.0))
+        for name, row in zip(curves.rewards, curves.D, strict=True):
+            line[0].plot(range(curves.steps + 1), row - row[-1], color=colors[name], label=name, linewidth=1.3)
+        _lines(line[1], colors, curves.rewards, curves.gains, bands.get("gains"))
+        _lines(line[2], colors, curves.rewards, curves.normalized(), bands.get("normalized"))
+        _lines(line[3], colors, weights.rewards, weights.matrix, _weight_band(curves, weights))
+        line[0].set_ylabel(title)
+        line[0].axhline(0, color="0.7", linewidth=0.7, zorder=0)
+    for axes, name in zip(grid[0], ("$D_{i,t}$", r"gain $\Delta D_{i,t}$", "mean-normalised gain", "W"), strict=True):
+        axes.set_title(name)
+    for axes in grid.flat:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in grid[-1]:
+        axes.set_xlabel("step t  (1 clean … T noise)")
+    grid[0, 0].legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -212,8 +212,9 @@ def save_folder(model: Any, folder: Path, *more: Any) -> None:
     """Save models by `save_pretrained` into a folder that appears complete or not at all."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    for each in (model, *more):
-        each.save_pretrained(temporary)
+    with sd3.quiet():
+        for each in (model, *more):
+            each.save_pretrained(temporary)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.replace(folder)
 

@@ -1,0 +1,275 @@
+"""The SD3 policy against diffusers' own pipeline, on tiny checkpoints in the real format."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
+
+import tiny
+from recast import config
+from recast.errors import RecastError
+from recast.flow import sampling, sd3
+from recast.flow.generate import generate
+from recast.flow.policy import conditioned
+
+PROMPT = "a red circle and a blue square"
+
+
+def pipe_images(pipe: Any, steps: int, guidance: float, count: int, length: int, prompt: Any = PROMPT) -> torch.Tensor:
+    generators = [torch.Generator().manual_seed(7 + k) for k in range(count)]
+    return pipe(
+        prompt,
+        num_images_per_prompt=count if isinstance(prompt, str) else 1,
+        num_inference_steps=steps,
+        guidance_scale=guidance,
+        max_sequence_length=length,
+        generator=generators,
+        output_type="pt",
+    ).images
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.folder(tmp_path_factory.mktemp("sd3"))
+
+
+def test_the_tiny_folder_has_the_published_layout(folder: Path) -> None:
+    index = json.loads((folder / "model_index.json").read_text())
+    assert index["text_encoder_3"] == ["transformers", "T5EncoderModel"]
+    assert index["vae"] == ["diffusers", "AutoencoderKL"]
+    for part in ("transformer", "vae"):
+        assert (folder / part / "diffusion_pytorch_model.safetensors").is_file()
+    for part in ("text_encoder", "text_encoder_2", "text_encoder_3"):
+        assert (folder / part / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.5])
+@pytest.mark.parametrize("steps", [4, 10])
+def test_images_are_those_of_the_pipeline_to_the_last_bit(folder: Path, guidance: float, steps: int) -> None:
+    policy = sd3.load(config.policy(model=str(folder), guidance=guidance))
+    ours = generate(policy, [PROMPT] * 3, [7, 8, 9], steps=steps, method="euler")
+    theirs = pipe_images(StableDiffusion3Pipeline.from_pretrained(folder), steps, guidance, 3, 256)
+    assert theirs.std() > 0.01
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_the_shapes_base_gives_the_images_of_its_pipeline_to_the_last_bit(guidance: float) -> None:
+    policy = sd3.load(config.policy(model="shapes", guidance=guidance))
+    ours = generate(policy, [PROMPT] * 4, [7, 8, 9, 10], steps=10, method="euler")
+    assert torch.equal(ours, pipe_images(policy.pipe, 10, guidance, 4, 1))
+
+
+def test_an_absent_t5_is_handled_as_the_pipeline_handles_it(tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path, text_encoder_3=None, tokenizer_3=None)
+    assert json.loads((folder / "model_index.json").read_text())["text_encoder_3"] == [None, None]
+    policy = sd3.load(config.policy(model=str(folder)))
+    assert policy.pipe.text_encoder_3 is None
+    assert policy.condition([PROMPT]).embeds.shape == (1, 24 + 256, 32)
+    assert (policy.condition([PROMPT]).embeds[:, 24:] == 0).all()
+    ours = generate(policy, [PROMPT], [7], steps=3, method="euler")
+    assert torch.equal(ours, pipe_images(policy.pipe, 3, 1.0, 1, 256))
+
+
+def test_max_sequence_length_is_the_pipelines(folder: Path) -> None:
+    policy = sd3.load(config.policy(model=str(folder), max_sequence_length=32))
+    assert policy.condition([PROMPT]).embeds.shape == (1, 24 + 32, 32)
+    ours = generate(policy, [PROMPT], [7], steps=3, method="euler")
+    assert torch.equal(ours, pipe_images(policy.pipe, 3, 1.0, 1, 32))
+
+
+def test_the_grid_is_the_schedulers_own(folder: Path) -> None:
+    policy = sd3.load(config.policy(model=str(folder)))
+    sigmas = policy.sigmas(10)
+    assert [round(s, 3) for s in sigmas] == [0, 0.009, 0.278, 0.465, 0.602, 0.707, 0.790, 0.858, 0.913, 0.960, 1]
+    policy.pipe.scheduler.set_timesteps(25)
+    assert policy.sigmas(25) == policy.pipe.scheduler.sigmas.flip(0).tolist()
+    policy.sigmas(7)
+    assert len(policy.pipe.scheduler.timesteps) == 25  # the pipeline's own scheduler is left as it was
+
+
+def test_dynamic_shifting_is_the_pipelines(folder: Path) -> None:
+    policy = sd3.load(config.policy(model=str(folder)))
+    policy.pipe.scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    sigmas = policy.sigmas(5)
+    pipe_images(policy.pipe, 5, 1.0, 1, 256)
+    assert sigmas == policy.pipe.scheduler.sigmas.flip(0).tolist()
+
+
+def test_a_batch_with_one_prompt_each_and_one_sigma_each(folder: Path) -> None:
+    policy = sd3.load(config.policy(model=str(folder), guidance=2.0))
+    condition = policy.condition([PROMPT, "a red circle", PROMPT])
+    x = torch.randn(3, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
+    sigma = torch.tensor([0.9, 0.5, 0.1])
+    with torch.no_grad():
+        together = policy.velocity(x, sigma, condition)
+        for k, level in enumerate(sigma.tolist()):
+            alone = policy.velocity(x[k : k + 1], level, condition.rows([k]))
+            torch.testing.assert_close(together[k : k + 1], alone, atol=1e-5, rtol=1e-5)
+    with pytest.raises(RecastError, match="3 samples cannot be conditioned on 2 prompts"):
+        policy.velocity(x, 0.5, condition.rows(slice(2)))
+
+
+def test_guidance_is_the_plain_formula(folder: Path) -> None:
+    guided = sd3.load(config.policy(model=str(folder), guidance=3.0))
+    plain = sd3.load(config.policy(model=str(folder)))
+    x = torch.randn(2, *plain.latent_shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        prompted, empty = (plain.velocity(x, 0.6, plain.condition([text])) for text in (PROMPT, ""))
+        found = guided.velocity(x, 0.6, guided.condition([PROMPT]))
+    assert (prompted - empty).abs().max() > 1e-4
+    torch.testing.assert_close(found, empty + 3 * (prompted - empty), atol=1e-5, rtol=1e-5)
+
+
+def test_velocity_is_differentiable(folder: Path) -> None:
+    policy = sd3.load(config.policy(model=str(folder)))
+    x = torch.randn(1, *policy.latent_shape).requires_grad_()
+    policy.velocity(x, 0.5, policy.condition([PROMPT])).square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.abs().max() > 0
+
+
+def test_prompts_are_encoded_once_and_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = sd3.load(config.policy(model=str(folder), cached_prompts=2))
+    asked: list[list[str]] = []
+    encode = policy.pipe.encode_prompt
+
+    def spy(prompt: list[str], *rest: Any, **more: Any) -> Any:
+        asked.append(prompt)
+        return encode(prompt, *rest, **more)
+
+    monkeypatch.setattr(policy.pipe, "encode_prompt", spy)
+    first = policy.condition(["a", "b", "a"])
+    assert asked == [["a"], ["b"]]
+    again = policy.condition(["a"])
+    assert asked == [["a"], ["b"]]
+    assert torch.equal(first.embeds[2:], again.embeds)
+    assert torch.equal(first.pooled[:1], again.pooled)
+    policy.condition(["c"])  # "b" was used longest ago
+    policy.condition(["a"])
+    assert asked == [["a"], ["b"], ["c"]]
+    assert len(policy.condition(["a", "b", "c", "d"])) == 4  # more than are kept, and all are there
+
+
+def test_text_encoders_leave_the_device_after_encoding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = sd3.load(config.policy(model=str(folder), offload_text=True))
+    placed: list[str] = []
+    monkeypatch.setattr(policy, "_place_text", lambda device: placed.append(str(device)))
+    policy.device = torch.device("cpu", 0)  # another name than "cpu", on a machine with one device
+    condition = policy.condition([PROMPT])
+    assert placed == ["cpu:0", "cpu"]
+    policy.condition([PROMPT])
+    assert placed == ["cpu:0", "cpu"]  # nothing new to encode, nothing moved
+    kept = sd3.load(config.policy(model=str(folder))).condition([PROMPT])
+    assert torch.equal(condition.embeds, kept.embeds)
+
+
+def test_placing_text_encoders_moves_every_one(folder: Path) -> None:
+    policy = sd3.load(config.policy(model=str(folder)))
+    policy._place_text(torch.device("meta"))
+    parts = [policy.pipe.text_encoder, policy.pipe.text_encoder_2, policy.pipe.text_encoder_3]
+    assert {part.device.type for part in parts} == {"meta"}
+    assert policy.pipe.transformer.device.type == "cpu"
+
+
+def test_dtype_is_the_configs_and_latents_stay_float32(folder: Path) -> None:
+    policy = sd3.load(config.policy(model=str(folder), dtype="bfloat16"))
+    assert policy.pipe.transformer.dtype == policy.pipe.text_encoder_3.dtype == torch.bfloat16
+    assert policy.pipe.vae.dtype == torch.float32
+    images = generate(policy, [PROMPT], [0], steps=3)
+    exact = generate(sd3.load(config.policy(model=str(folder))), [PROMPT], [0], steps=3)
+    assert images.dtype == torch.float32
+    assert 0 < (images - exact).abs().max() < 0.1
+
+
+def test_encode_inverts_decode_as_far_as_the_vae_does(folder: Path) -> None:
+    """Shift and scale are the VAE's: encode, then diffusers' own decoding gives the VAE's reconstruction."""
+    policy = sd3.load(config.policy(model=str(folder), vae_batch=2))
+    images = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    latents = policy.encode(images)
+    vae = policy.pipe.vae
+    with torch.no_grad():
+        mean = vae.encode(images * 2 - 1).latent_dist.mean
+        back = (vae.decode(mean).sample / 2 + 0.5).clamp(0, 1)
+    torch.testing.assert_close(latents, (mean - 0.0609) * 1.5305, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(policy.decode(latents), back, atol=1e-5, rtol=0)
+
+
+def test_another_resolution(folder: Path) -> None:
+    policy = sd3.load(config.policy(model=str(folder), resolution=96))
+    assert policy.latent_shape == (16, 12, 12)
+    assert generate(policy, [PROMPT], [0], steps=2).shape == (1, 3, 96, 96)
+    with pytest.raises(RecastError, match="resolution 100 is not a multiple of 16"):
+        sd3.load(config.policy(model=str(folder), resolution=100))
+    with pytest.raises(RecastError, match=r"images are \(B, 3, 96, 96\), not \(1, 3, 64, 64\)"):
+        policy.encode(torch.zeros(1, 3, 64, 64))
+
+
+@pytest.mark.parametrize("steps", [10, 25])
+@pytest.mark.parametrize("method", sampling.METHODS)
+def test_every_sampler_runs_on_the_shapes_base_without_nan(steps: int, method: sampling.Method) -> None:
+    policy = sd3.load(config.policy(model="shapes"))
+    velocity = conditioned(policy, policy.condition([PROMPT]))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, *policy.latent_shape, generator=generator)
+    sigmas = policy.sigmas(steps)
+    seen: list[float] = []
+
+    def watched(x: torch.Tensor, sigma: float) -> torch.Tensor:
+        seen.append(sigma)
+        v = velocity(x, sigma)
+        assert v.isfinite().all()
+        return v
+
+    with torch.no_grad():
+        latents = sampling.sample(
+            watched, x, sigmas, method=method, noise=lambda _: torch.randn(x.shape, generator=generator)
+        )
+    assert seen == sigmas[:0:-1]
+    assert latents.isfinite().all()
+    images = policy.decode(latents)
+    assert 0.5 < images.mean() < 1  # mostly paper
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1.0])
+def test_velocity_is_finite_at_both_ends(sigma: float) -> None:
+    policy = sd3.load(config.policy(model="shapes"))
+    x = torch.randn(2, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert policy.velocity(x, sigma, policy.condition([PROMPT])).isfinite().all()
+
+
+def test_a_missing_or_wrong_folder_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RecastError, match="no Stable Diffusion 3 pipeline in"):
+        sd3.load(config.policy(model=str(tmp_path)))
+    (tmp_path / "model_index.json").write_text("{not json")
+    with pytest.raises(RecastError, match="no Stable Diffusion 3 pipeline in"):
+        sd3.load(config.policy(model=str(tmp_path)))
+
+
+def test_a_folder_without_a_part_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy/transformer")
+    with pytest.raises(RecastError, match="no Stable Diffusion 3 pipeline in"):
+        sd3.load(config.policy(model=str(tmp_path / "copy")))
+
+
+def test_bad_requests_are_named(folder: Path) -> None:
+    policy = sd3.load(config.policy(model=str(folder)))
+    with pytest.raises(RecastError, match="no prompts"):
+        policy.condition([])
+    with pytest.raises(RecastError, match="at least 1, not 0"):
+        policy.sigmas(0)
+    with pytest.raises(RecastError, match="2 prompts need as many seeds, not 1"):
+        generate(policy, ["a", "b"], [0], steps=2)
+    with pytest.raises(RecastError, match="not 'ancestral'"):
+        generate(policy, ["a"], [0], steps=2, method="ancestral")
+    with pytest.raises(RecastError, match="policy: guidance = 0.5"):
+        config.policy(guidance=0.5)
+    with pytest.raises(RecastError, match="unknown key 'guidence'; did you mean 'guidance'"):
+        config.policy(guidence=2)

@@ -1,0 +1,180 @@
+"""The world's rewards on images whose truth is known, and the base's place between nothing and perfect."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recast import config
+from recast.errors import RecastError
+from recast.flow import sd3
+from recast.flow.generate import generate
+from recast.rewards import base
+from recast.shapes import detect, prompts, render, rewards
+
+NAMES = ("composition", "alignment", "detail", "background", "census")
+
+
+@pytest.fixture(scope="module")
+def judges() -> dict[str, Any]:
+    return {name: base.load(name) for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def base_images() -> tuple[torch.Tensor, list[str]]:
+    """Held-out prompts with the sampler of training: dpm2, T = 10, no guidance."""
+    texts = [row["prompt"] for row in prompts.load("test")]
+    return generate(sd3.load(config.policy(model="shapes")), texts, range(42, 42 + len(texts)), steps=10), texts
+
+
+def draw(*objects: tuple[int, str, str], seed: int = 0) -> torch.Tensor:
+    """One image with (cell, colour, shape) objects of the larger size."""
+    held = np.full((1, 16), render.EMPTY)
+    for cell, color, shape in objects:
+        held[0, cell] = render.objects().index(shape, color, 1)
+    return render.draw(held, render.paper(1, np.random.default_rng(seed)))
+
+
+def composition(text: str, *objects: tuple[int, str, str]) -> float:
+    return float(rewards.Composition()(draw(*objects), [text])[0])
+
+
+def test_the_renderer_is_perfect_on_every_prompt(judges: dict[str, Any]) -> None:
+    for split in prompts.SPLITS:
+        rows = prompts.load(split)
+        scores = dict(zip(NAMES, base.score(judges, render.render(rows, 5), [r["prompt"] for r in rows]), strict=True))
+        assert (scores["composition"] == 1).all()
+        assert scores["detail"].min() > 0.97
+        assert scores["background"].min() > 0.99
+        assert scores["census"].mean() > 0.97
+        assert scores["alignment"].mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("text", "objects", "share"),
+    [
+        ("a red circle", [(0, "red", "circle")], "4/4"),
+        ("a red circle", [], "0/4"),
+        ("a red circle", [(0, "blue", "circle")], "2/4"),  # shape there, nothing else drawn
+        ("a red circle", [(0, "red", "square")], "1/4"),  # one thing drawn, but not that
+        ("a red circle", [(0, "red", "circle"), (1, "red", "circle")], "2/4"),  # number and nothing else fail
+        ("two red circles", [(0, "red", "circle"), (9, "red", "circle")], "4/4"),
+        ("two red circles", [(0, "red", "circle")], "2/4"),
+        ("two red circles", [(0, "red", "circle"), (9, "red", "square")], "3/4"),
+        ("a red circle and a blue square", [(0, "red", "circle"), (9, "blue", "square")], "7/7"),
+        ("a red circle and a blue square", [(0, "blue", "circle"), (9, "red", "square")], "3/7"),  # colours swapped
+        ("a red circle left of a blue square", [(4, "red", "circle"), (6, "blue", "square")], "8/8"),
+        ("a red circle left of a blue square", [(6, "red", "circle"), (4, "blue", "square")], "7/8"),
+        ("a red circle above a blue square", [(4, "red", "circle"), (6, "blue", "square")], "7/8"),
+        ("a red circle left of a blue square", [(4, "red", "circle")], "3/8"),
+    ],
+)
+def test_clauses_by_hand(text: str, objects: Sequence[tuple[int, str, str]], share: str) -> None:
+    held, asked = map(int, share.split("/"))
+    assert composition(text, *objects) == pytest.approx(held / asked)
+
+
+def test_every_pair_must_stand_in_the_relation() -> None:
+    image = draw((4, "red", "circle"), (7, "red", "circle"), (6, "blue", "square"))
+    holds, asked = rewards.Composition().clauses(image, ["a red circle left of a blue square"])
+    assert asked[0, -2]
+    assert not holds[0, -2]
+
+
+def test_detection_of_every_object_in_every_cell() -> None:
+    count = len(render.objects().coverage)
+    held = np.full((count, 16), render.EMPTY)
+    held[np.arange(count), np.arange(count) % 16] = np.arange(count)
+    reading = detect.read(render.draw(held, render.paper(count, np.random.default_rng(1))))
+    assert (reading.drawn.numpy() == (held != render.EMPTY)).all()
+    assert (reading.certain == reading.drawn).all()
+    assert (reading.held.numpy()[held != render.EMPTY] == held[held != render.EMPTY]).all()
+    assert reading.error[reading.drawn].max() < 0.005
+
+
+def test_a_smear_is_drawn_but_is_no_object() -> None:
+    image = draw()
+    image[:, :, 16:32, 16:32] -= torch.linspace(0, 0.5, 16)
+    reading = detect.read(image)
+    assert reading.drawn[0].nonzero().flatten().tolist() == [5]
+    assert not reading.certain.any()
+
+
+def test_detail_falls_with_blur_and_noise_and_not_with_meaning() -> None:
+    image = draw((5, "red", "circle"))
+    detail = rewards.Detail()
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(image.shape, generator=generator)
+    scores = [float(detail((image + s * noise).clamp(0, 1), ["a blue square"])[0]) for s in (0, 0.01, 0.03, 0.1)]
+    assert scores[0] > 0.97
+    assert scores == sorted(scores, reverse=True)
+    assert scores[-1] < 0.3
+    assert detail(draw(), ["a red circle"])[0] == 0
+
+
+def test_background_falls_with_blotches_and_not_with_objects() -> None:
+    background = rewards.Background()
+    few, many = draw((5, "red", "circle")), draw(*((cell, "blue", "square") for cell in range(16)))
+    assert min(background(few, [""])[0], background(many, [""])[0]) > 0.99
+    stained = few.clone()
+    stained[:, :, 40:48, 40:48] -= 0.05
+    seam = few.clone()
+    seam[:, :, :, :32] += 0.01
+    assert background(stained, [""])[0] < 0.6
+    assert background(seam, [""])[0] < 0.65
+
+
+def test_census_counts_without_a_grid() -> None:
+    """An image shifted by half a cell: the templates see nothing they know, the components all."""
+    image = draw((5, "red", "circle"), (9, "blue", "square")).roll((5, -6), dims=(2, 3))
+    text = ["a red circle and a blue square"]
+    assert rewards.Census()(image, text)[0] == 1
+    assert rewards.Composition()(image, text)[0] < 1
+    assert rewards.Census()(image, ["a red circle above a blue square"])[0] == 1
+    assert rewards.Census()(image, ["a red circle below a blue square"])[0] == 0.5
+    assert rewards.Census()(image, ["a red circle"])[0] == pytest.approx(2 / 3)
+    assert rewards.Census()(draw(), ["a red circle"])[0] == 0
+
+
+def test_alignment_ranks_the_right_prompt_first(judges: dict[str, Any]) -> None:
+    rows = prompts.load("test")
+    texts = [row["prompt"] for row in rows]
+    images = render.render(rows, 8)
+    alignment = judges["alignment"]
+    table = alignment.image_features(images) @ alignment.text_features(texts).T
+    assert (table.argmax(1) == torch.arange(len(rows))).float().mean() > 0.8  # among 128, and no training prompt
+    assert alignment(images.roll(1, 0), texts).mean() < 0.4
+
+
+def test_the_base_is_decent_and_clearly_improvable(base_images: Any, judges: dict[str, Any]) -> None:
+    images, texts = base_images
+    holds, asked = judges["composition"].clauses(images, texts)
+    assert 0.45 < (holds & asked).sum() / asked.sum() < 0.75
+    scores = dict(zip(NAMES, base.score(judges, images, texts), strict=True))
+    for name, values in scores.items():
+        assert 0.3 < values.mean() < 0.85, name  # room to move for every reward
+        assert values.std() > 0.05, name
+    assert detect.read(images).certain.sum() > 0.9 * detect.read(images).drawn.sum()  # what is drawn is recognisable
+
+
+def test_rewards_measure_different_things(base_images: Any, judges: dict[str, Any]) -> None:
+    table = np.corrcoef(base.score(judges, *base_images))
+    names = list(NAMES)
+    assert table[names.index("composition"), names.index("alignment")] < 0.9
+    assert abs(table[names.index("composition"), names.index("background")]) < 0.4
+
+
+def test_scores_do_not_depend_on_the_batch(base_images: Any, judges: dict[str, Any]) -> None:
+    images, texts = base_images
+    whole = base.score(judges, images[:20], texts[:20])
+    parts = [base.score(judges, images[k : k + 7], texts[k : k + 7]) for k in (0, 7, 14)]
+    np.testing.assert_allclose(whole, np.concatenate(parts, axis=1)[:, :20], atol=1e-6)
+
+
+def test_bad_images_and_prompts_are_named(judges: dict[str, Any]) -> None:
+    with pytest.raises(RecastError, match=r"shapes world are \(B, 3, 64, 64\), not \(1, 3, 48, 48\)"):
+        rewards.Detail()(torch.zeros(1, 3, 48, 48), [""])
+    with pytest.raises(RecastError, match="'composition' failed on 1 images: the prompt 'a dog'"):
+        base.score({"composition": judges["composition"]}, draw(), ["a dog"])

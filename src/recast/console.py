@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import os
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -28,3 +32,24 @@ def needs(what: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise RecastError(f"{what} needs more packages ({error}): pip install 'recast-diffusion[{extra}]'") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No bars while models are read or written, no word on an absent T5 or on a VAE that is not AutoencoderKL."""
+    logger = logging.getLogger("diffusers.pipelines.pipeline_utils")
+    level = logger.level
+    loaded = [name for name in ("diffusers", "transformers") if name in sys.modules]
+    libraries = [importlib.import_module(f"{name}.utils.logging") for name in loaded]
+    shown = [library for library in libraries if library.is_progress_bar_enabled()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch_dtype, the only name the oldest diffusers knows
+        logger.setLevel(logging.ERROR)
+        for library in shown:
+            library.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            for library in shown:
+                library.enable_progress_bar()

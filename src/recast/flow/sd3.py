@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import logging
-import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,11 +12,10 @@ from typing import Any
 import torch
 from diffusers import StableDiffusion3Pipeline
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
-from diffusers.utils import logging as diffusers_logging
 from torch import Tensor
-from transformers.utils import logging as transformers_logging
 
 from recast.config import PolicyConfig
+from recast.console import quiet
 from recast.errors import RecastError
 from recast.flow.policy import Condition
 
@@ -215,22 +211,3 @@ class SD3Policy:
         for encoder in self._encoders():
             if encoder.device != device:
                 encoder.to(device)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No bars while files are read or written, no word on an absent T5 or on a VAE that is not AutoencoderKL."""
-    logger = logging.getLogger("diffusers.pipelines.pipeline_utils")
-    level = logger.level
-    shown = [library for library in (diffusers_logging, transformers_logging) if library.is_progress_bar_enabled()]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch_dtype, the only name the oldest diffusers knows
-        logger.setLevel(logging.ERROR)
-        for library in shown:
-            library.disable_progress_bar()
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
-            for library in shown:
-                library.enable_progress_bar()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from recast.console import quiet
 from recast.errors import RecastError
 
 Preprocess = Literal["processor", "nft"]
@@ -37,9 +38,10 @@ class ClipScore:
         if preprocess not in get_args(Preprocess):
             raise RecastError(f"clipscore knows the preprocessing 'processor' and 'nft', not {preprocess!r}")
         try:
-            self.model = CLIPModel.from_pretrained(model).to(device, dtype).eval().requires_grad_(False)
-            self.processor = CLIPImageProcessorPil.from_pretrained(model)
-            self.tokenizer = AutoTokenizer.from_pretrained(model)
+            with quiet():
+                self.model = CLIPModel.from_pretrained(model).to(device, dtype).eval().requires_grad_(False)
+                self.processor = CLIPImageProcessorPil.from_pretrained(model)
+                self.tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise RecastError(f"no CLIP model in {str(model)!r}: give a hub name or a folder ({reason})") from error
@@ -88,7 +90,9 @@ class ClipScore:
             images = images.clamp(0, 255).round() / 255
         elif size != (height, width):
             images = functional.interpolate(images, size=size, mode="bilinear", antialias=True)
-        top, left = (size[0] - crop[0]) // 2, (size[1] - crop[1]) // 2
+        # Where the remainder is odd, the processor rounds the margin down and torchvision, in NFT's, to even.
+        rest = (size[0] - crop[0], size[1] - crop[1])
+        top, left = (each // 2 if self.preprocess == "processor" else round(each / 2) for each in rest)
         images = images[..., top : top + crop[0], left : left + crop[1]]
         mean, std = (
             torch.tensor(values, device=images.device).view(3, 1, 1)

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import Parameter, functional
 
 from recast import config
+from recast.console import quiet
 from recast.errors import RecastError
 from recast.flow import sd3
 from recast.flow.generate import generate
@@ -212,7 +213,7 @@ def save_folder(model: Any, folder: Path, *more: Any) -> None:
     """Save models by `save_pretrained` into a folder that appears complete or not at all."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    with sd3.quiet():
+    with quiet():
         for each in (model, *more):
             each.save_pretrained(temporary)
     shutil.rmtree(folder, ignore_errors=True)

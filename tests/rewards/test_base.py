@@ -1,0 +1,77 @@
+"""Finding rewards by name, and scoring with several at once."""
+
+import numpy as np
+import pytest
+import torch
+
+from recast.errors import RecastError
+from recast.rewards import NAMES, load, score
+
+IMAGES = torch.stack([torch.full((3, 4, 4), value) for value in (0.1, 0.5)])
+
+
+def brightness(images: torch.Tensor, prompts: list[str], metadata: object = None, scale: float = 1.0) -> np.ndarray:
+    return scale * images.mean((1, 2, 3)).numpy()
+
+
+class Constant:
+    """A reward with state."""
+
+    def __init__(self, value: float = 0.5) -> None:
+        self.value = value
+
+    def __call__(self, images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+        """The same for every image."""
+        return np.full(len(images), self.value)
+
+
+def failing(images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+    raise ValueError("no such thing")
+
+
+def test_ones_own_function_and_class_by_dotted_path() -> None:
+    plain, scaled = load("test_base:brightness"), load("test_base:brightness", scale=2.0)
+    np.testing.assert_allclose(plain(IMAGES, ["", ""]), [0.1, 0.5], atol=1e-6)
+    np.testing.assert_allclose(scaled(IMAGES, ["", ""]), [0.2, 1.0], atol=1e-6)
+    assert load("test_base:Constant", value=0.25)(IMAGES, ["", ""]).tolist() == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "clipscore"])
+def test_every_short_name_that_needs_no_hub_loads(name: str) -> None:
+    assert callable(load(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("ocrr", {}, "unknown reward 'ocrr': choose one of clipscore, composition"),
+        ("no_such_package.x:Y", {}, "cannot be imported"),
+        ("recast.rewards.base:Nothing", {}, "there is no 'Nothing' in recast.rewards.base"),
+        ("recast.rewards.base:NAMES", {}, "is a dict, which cannot be called"),
+        ("test_base:brightness", {"speed": 1}, "takes no such option: .*'speed'"),
+        ("test_base:Constant", {"speed": 1}, "takes no such option: .*'speed'"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(name: str, options: dict[str, object], words: str) -> None:
+    with pytest.raises(RecastError, match=words):
+        load(name, **options)
+
+
+def test_scores_are_one_row_a_reward_and_keep_nan() -> None:
+    rewards = {"a": load("test_base:brightness"), "b": load("test_base:Constant", value=float("nan"))}
+    table = score(rewards, IMAGES, ["x", "y"])
+    assert table.dtype == np.float64
+    np.testing.assert_allclose(table[0], [0.1, 0.5], atol=1e-6)
+    assert np.isnan(table[1]).all()
+    assert score({}, IMAGES, ["x", "y"]).shape == (0, 2)
+
+
+def test_a_reward_that_fails_is_named_and_never_a_zero() -> None:
+    with pytest.raises(
+        RecastError, match="'bad' failed on 2 images, the first for the prompt 'x': ValueError: no such"
+    ):
+        score({"bad": failing}, IMAGES, ["x", "y"])
+    with pytest.raises(RecastError, match=r"'odd' returned the shape \(3,\) for 2 images"):
+        score({"odd": lambda *_: np.zeros(3)}, IMAGES, ["x", "y"])
+    with pytest.raises(RecastError, match="'huge' is infinite for the prompt 'y'"):
+        score({"huge": lambda *_: np.array([0, np.inf])}, IMAGES, ["x", "y"])

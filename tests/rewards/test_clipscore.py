@@ -1,0 +1,130 @@
+"""ClipScore against transformers' own processor and model, on a tiny checkpoint in the published layout."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
+
+from recast.errors import RecastError
+from recast.rewards.clipscore import ClipScore
+from recast.shapes import models
+
+PROMPTS = ["a red circle", "two blue squares", "a red circle"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files as openai/clip-vit-large-patch14 has them: preprocessor_config.json, vocab.json, merges.txt."""
+    path = tmp_path_factory.mktemp("clip")
+    torch.manual_seed(0)
+    words = models.tokenizer(length=77)
+    text = models.text_config(words)
+    text.max_position_embeddings = 77
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+    model = CLIPModel(CLIPConfig(text_config=text.to_dict(), vision_config=vision, projection_dim=24))
+    model.save_pretrained(path)
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    settings = json.loads(processor.to_json_string()) | {"image_processor_type": "CLIPFeatureExtractor"}
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    state = json.loads(words.backend_tokenizer.to_str())["model"]
+    (path / "vocab.json").write_text(json.dumps(state["vocab"]))
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in state["merges"]]
+    (path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "CLIPTokenizer", "model_max_length": 77})
+    )
+    return path
+
+
+def pictures(height: int = 48, width: int = 64) -> tuple[torch.Tensor, list[Image.Image]]:
+    """Smooth images as 8-bit floats, and the same as PIL."""
+    generator = torch.Generator().manual_seed(0)
+    small = torch.rand(3, 3, 6, 8, generator=generator)
+    images = (functional.interpolate(small, (height, width), mode="bicubic").clamp(0, 1) * 255).round()
+    return images / 255, [Image.fromarray(image.byte().permute(1, 2, 0).numpy()) for image in images]
+
+
+def test_scores_are_the_cosines_of_model_and_processor(folder: Path) -> None:
+    images, pil = pictures()
+    score = ClipScore(folder)
+    pixels = CLIPImageProcessorPil.from_pretrained(folder)(pil, return_tensors="pt")["pixel_values"]
+    tokens = score.tokenizer(PROMPTS, padding="max_length", max_length=77, return_tensors="pt")
+    with torch.no_grad():
+        output = score.model(pixel_values=pixels, **tokens)
+    cosine = (output.logits_per_image / score.model.logit_scale.exp()).diagonal()
+    assert cosine.abs().max() > 0.01
+    np.testing.assert_allclose(score(images, PROMPTS), cosine.clamp(min=0), atol=2e-3)
+
+
+@pytest.mark.parametrize("size", [(48, 64), (64, 48), (32, 32), (20, 30), (37, 55)])
+def test_pixels_are_the_processors(folder: Path, size: tuple[int, int]) -> None:
+    images, pil = pictures(*size)
+    score = ClipScore(folder)
+    theirs = CLIPImageProcessorPil.from_pretrained(folder)(pil, return_tensors="pt")["pixel_values"]
+    ours = score.pixels(images)
+    assert ours.shape == theirs.shape
+    level = 1 / 255 / 0.2613  # one of 256 levels, after dividing by the smallest standard deviation
+    off = (ours - theirs).abs()
+    assert off.mean() < 0.3 * level
+    assert off.max() < (5 if min(size) < 32 else 1.5) * level  # PIL clips between its two passes; enlarging shows it
+
+
+def test_nft_preprocessing_is_bilinear_on_floats(folder: Path) -> None:
+    images, _ = pictures()
+    images = images * 0.9 + 0.001  # not 8-bit any more
+    nft, own = ClipScore(folder, preprocess="nft").pixels(images), ClipScore(folder).pixels(images)
+    resized = functional.interpolate(images, (32, 42), mode="bilinear", antialias=True)[..., 5:37]
+    mean, std = (
+        torch.tensor(v).view(3, 1, 1)
+        for v in ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+    )
+    torch.testing.assert_close(nft, (resized - mean) / std)
+    assert (nft - own).abs().max() > 0.01
+
+
+def test_an_odd_margin_is_cut_as_each_of_the_two_cuts_it(folder: Path) -> None:
+    """37 by 55 becomes 32 by 47, a margin of 7.5: the processor starts at 7, torchvision's crop at 8."""
+    images, _ = pictures(37, 55)
+    resized = functional.interpolate(images, (32, 47), mode="bilinear", antialias=True)
+    score = ClipScore(folder, preprocess="nft")
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (score.processor.image_mean, score.processor.image_std))
+    torch.testing.assert_close(score.pixels(images), (resized[..., 8:40] - mean) / std)
+
+
+def test_negative_cosines_are_clamped_at_zero(folder: Path) -> None:
+    images, _ = pictures()
+    score = ClipScore(folder)
+    cosine = (score.image_features(images) * score.text_features(PROMPTS)).sum(-1).detach()
+    with torch.no_grad():
+        score.model.visual_projection.weight.mul_(-1)
+    np.testing.assert_allclose(score(images, PROMPTS), (-cosine).clamp(min=0), atol=1e-6)
+    assert (score(images, PROMPTS) == 0).any() or (cosine < 0).all()
+
+
+def test_batches_and_cached_texts_change_nothing(folder: Path) -> None:
+    images, _ = pictures()
+    whole, parts = ClipScore(folder), ClipScore(folder, batch_size=1)
+    np.testing.assert_allclose(whole(images, PROMPTS), parts(images, PROMPTS), atol=1e-6)
+    assert list(whole._texts) == PROMPTS[:2]
+    again = whole(images, PROMPTS)
+    whole._texts.clear()
+    assert (whole(images, PROMPTS) == again).all()
+
+
+def test_a_wrong_folder_or_option_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecastError, match="no CLIP model in"):
+        ClipScore(tmp_path)
+    with pytest.raises(RecastError, match="'processor' and 'nft', not 'bicubic'"):
+        ClipScore(folder, preprocess="bicubic")  # type: ignore[arg-type]

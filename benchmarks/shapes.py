@@ -1,15 +1,17 @@
 """Gain curves of the embedded world: where each reward peaks, whether seeds agree, and what coupling saves.
 
-    python benchmarks/shapes.py
+    python benchmarks/shapes.py [quality] [seeds] [estimators]
 
-T = 10, 16 prompts of the validation split, N = 8 proposals, α = 2, on the shipped base. Three parts: two seeds
-with the renderer's images as π⁺; two with the policy's own (App. B.3); and both estimators eight times over the
-same images at equal velocity evaluations. Writes results/shapes.json beside this file and the figure that
-docs/shapes.md shows. About half an hour on one core.
+T = 10, 16 prompts of the validation split, N = 8 proposals, α = 2, on the shipped base. Three parts, all unless told:
+the base's rewards on held-out prompts; two seeds with the renderer's images as π⁺ and two with the policy's own (App.
+B.3); both estimators eight times over the same images at equal velocity evaluations. Writes results/shapes.json beside
+this file and the figure that docs/shapes.md shows. About half an hour on one core.
 """
 
 from __future__ import annotations
 
+import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,20 @@ import torch
 from recast import config
 from recast.core import artifact
 from recast.core.curves import GainCurves
-from recast.estimate import rollouts
-from recast.flow import sd3
-from recast.flow.generate import generate
+from recast.estimate import rollout_levels, rollouts
+from recast.flow import sampling, sd3
 from recast.flow.policy import conditioned
 from recast.report import figures
 from recast.rewards import base
 from recast.shapes import prompts, render
+from recast.shapes.pretrain import measure
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs/images"
 REWARDS = ("composition", "alignment", "detail", "background")
 STEPS, PROMPTS, SAMPLES, NOISINGS, REPEATS = 10, 16, 8, 4, 8
+OWN = {"noisings": 1, "repeats": 16}
+"""Self-rollouts square μ, so that one rollout would count its own noise as signal: K = 16, as in the paper."""
 EQUAL: dict[str, dict[str, Any]] = {"coupled": {"noisings": 6}, "paper": {"repeats": 10}}
 """Settings of the two estimators at which they take the same velocity evaluations, to half a percent."""
 
@@ -45,12 +49,22 @@ class World:
         self.sigmas = self.policy.sigmas(STEPS)
         self.conditions = [self.policy.condition([row["prompt"]]) for row in self.rows]
 
-    def proposals(self, row: dict[str, Any], seed: int, self_rollout: bool) -> torch.Tensor:
-        """Images of π⁺, the renderer, or of the policy itself."""
+    def clean(self, k: int, seed: int, self_rollout: bool) -> torch.Tensor:
+        """Latents of π⁺, the renderer, or of the policy itself, by the sampler that its rollouts use.
+
+        Not by training's sampler: its ten steps draw worse paper than the rollouts do, and D would fall for that.
+        """
         if not self_rollout:
-            return render.render([row] * SAMPLES, seed)
-        seeds = range(seed * SAMPLES, (seed + 1) * SAMPLES)
-        return generate(self.policy, [row["prompt"]] * SAMPLES, seeds, steps=STEPS)
+            return self.policy.encode(render.render([self.rows[k]] * SAMPLES, seed))
+        generator = torch.Generator().manual_seed(seed)
+
+        def noise(_level: int = 0) -> torch.Tensor:
+            return torch.randn(SAMPLES, *self.policy.latent_shape, generator=generator)
+
+        velocity = conditioned(self.policy, self.conditions[k])
+        with torch.no_grad():
+            levels = [*rollout_levels(self.sigmas), 1.0]
+            return sampling.sample(velocity, noise(), levels, method="ancestral2", noise=noise)
 
     def mu(
         self, images_seed: int, noise_seed: int, self_rollout: bool = False, **options: Any
@@ -58,7 +72,7 @@ class World:
         """Conditional rewards (P, m, T+1, S) and the velocity evaluations they took."""
         tables, spent = [], 0
         for k, (row, condition) in enumerate(zip(self.rows, self.conditions, strict=True)):
-            clean = self.policy.encode(self.proposals(row, 1000 * images_seed + k, self_rollout))
+            clean = self.clean(k, 1000 * images_seed + k, self_rollout)
 
             def score(latents: torch.Tensor, text: str = row["prompt"]) -> np.ndarray:
                 return base.score(self.judges, self.policy.decode(latents), [text] * len(latents))
@@ -82,13 +96,15 @@ def agreement(first: GainCurves, second: GainCurves) -> list[float]:
 
 def seeds(world: World, self_rollout: bool) -> tuple[dict[str, Any], GainCurves]:
     """Two independent runs, other images and other noise, and the curves of both together."""
-    runs = [world.mu(seed, seed, self_rollout, noisings=NOISINGS)[0] for seed in (1, 2)]
+    options = OWN if self_rollout else {"noisings": NOISINGS}
+    runs, spent = zip(*(world.mu(seed, seed, self_rollout, **options) for seed in (1, 2)), strict=True)
     first, second = (world.curves(mu, self_rollout) for mu in runs)
     pooled = world.curves(np.concatenate(runs, axis=-1), self_rollout)
     facts = {
+        "evaluations": spent[0],
         "correlation": agreement(first, second),
         "total": pooled.total.tolist(),
-        "falls": [int((np.diff(row) > 1e-9).sum()) for row in pooled.D],
+        "below_zero": (pooled.D.min(1) - pooled.D[:, -1]).tolist(),
         "peak": (pooled.gains.argmax(1) + 1).tolist(),
         "mean_step": (pooled.normalized() @ np.arange(1, STEPS + 1) / STEPS).tolist(),
         "normalized": pooled.normalized().tolist(),
@@ -118,26 +134,35 @@ def variances(world: World) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure, print, draw and write."""
+def quality() -> dict[str, float]:
+    """Mean rewards on held-out prompts, of the base with the sampler of training and of the renderer."""
+    clip = files("recast.shapes").joinpath("data/clip")
+    return measure("shapes", str(clip), "test", STEPS)
+
+
+def main(parts: list[str]) -> None:
+    """Measure, print, draw and write the parts asked for; the others' results stay."""
     torch.set_num_threads(1)
     world = World()
-    positive, curves = seeds(world, False)
-    own, own_curves = seeds(world, True)
-    print_table("seeds correlate, π+", positive["correlation"])
-    print_table("seeds correlate, self", own["correlation"])
-    print_table("mean step, π+", positive["mean_step"])
-    print_table("total gain, π+", positive["total"])
-    print_table("total gain, self", own["total"])
-    sheet = figures.sampling_figure({"renderer as π⁺": curves, "self-rollouts": own_curves})
-    figures.save(sheet, IMAGES / "shapes-gains", ("png",))
-    spread = variances(world)
-    print_table("variance, paper / coupled", spread["variance_ratio"])
-    artifact.write(
-        RESULTS / "shapes.json",
-        "recast.benchmark.shapes",
-        {"rewards": REWARDS, "sigmas": world.sigmas, "positive": positive, "self": own, "estimators": spread},
-    )
+    path = RESULTS / "shapes.json"
+    known = artifact.read(path, "recast.benchmark.shapes") if path.exists() else {}
+    results = {key: value for key, value in known.items() if key not in ("format", "version")}
+    results |= {"rewards": REWARDS, "sigmas": world.sigmas}
+    if "quality" in parts:
+        results["quality"] = quality()
+        for name, value in results["quality"].items():
+            print(f"{name:24} {value:.3f}")
+    if "seeds" in parts:
+        (results["positive"], curves), (results["self"], own) = seeds(world, False), seeds(world, True)
+        for key in ("correlation", "mean_step", "total"):
+            print_table(f"{key}, π+", results["positive"][key])
+            print_table(f"{key}, self", results["self"][key])
+        sheet = figures.sampling_figure({"renderer as π⁺": curves, "self-rollouts": own})
+        figures.save(sheet, IMAGES / "shapes-gains", ("png",))
+    if "estimators" in parts:
+        results["estimators"] = variances(world)
+        print_table("variance, paper / coupled", results["estimators"]["variance_ratio"])
+    artifact.write(path, "recast.benchmark.shapes", results)
 
 
 def print_table(title: str, values: list[float]) -> None:
@@ -149,4 +174,4 @@ def print_table(title: str, values: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or ["quality", "seeds", "estimators"])

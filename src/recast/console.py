@@ -36,20 +36,22 @@ def needs(what: str, extra: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No bars while models are read or written, no word on an absent T5 or on a VAE that is not AutoencoderKL."""
-    logger = logging.getLogger("diffusers.pipelines.pipeline_utils")
-    level = logger.level
+    """No bars and no side remarks of the libraries while models are read or written; errors still come through."""
+    loggers = [logging.getLogger(name) for name in ("diffusers.pipelines.pipeline_utils", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
     loaded = [name for name in ("diffusers", "transformers") if name in sys.modules]
     libraries = [importlib.import_module(f"{name}.utils.logging") for name in loaded]
     shown = [library for library in libraries if library.is_progress_bar_enabled()]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch_dtype, the only name the oldest diffusers knows
-        logger.setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         for library in shown:
             library.disable_progress_bar()
         try:
             yield
         finally:
-            logger.setLevel(level)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
             for library in shown:
                 library.enable_progress_bar()

@@ -43,13 +43,16 @@ def load(config: PolicyConfig) -> SD3Policy:
 
 def load_pipeline(source: str | Path, dtype: torch.dtype = torch.float32) -> StableDiffusion3Pipeline:
     """A `StableDiffusion3Pipeline` from a hub name or folder; parts that its index says are absent stay so."""
+    if str(source).startswith((".", "/", "~")) and not Path(source).is_dir():
+        raise RecastError(f"there is no folder {str(source)!r} to load a pipeline from")
     try:
-        index = StableDiffusion3Pipeline.load_config(source)
-        absent = {name: None for name in ("text_encoder_3", "tokenizer_3") if index.get(name, [None])[0] is None}
-        for library, _ in (part for part in index.values() if isinstance(part, (list, tuple)) and part[0]):
-            if library.startswith("recast."):  # diffusers imports no module because a folder names it; ours is known
-                importlib.import_module(library)
         with quiet():
+            index = StableDiffusion3Pipeline.load_config(source)
+            absent = {name: None for name in ("text_encoder_3", "tokenizer_3") if index.get(name, [None])[0] is None}
+            for part in index.values():
+                # diffusers imports no module because a folder names it; the world's own VAE is known
+                if isinstance(part, (list, tuple)) and part[0] and part[0].startswith("recast."):
+                    importlib.import_module(part[0])
             pipe = StableDiffusion3Pipeline.from_pretrained(source, torch_dtype=dtype, **absent)
     except (OSError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -29,7 +29,7 @@ def pretrain(
     with needs("the shapes world", "train"):
         from recast.core import artifact
         from recast.shapes import pretrain as stage
-    log = stage.pretrain(out, progress)
+    log = stage.pretrain(out, progress, stage.FLOW, stage.CLIP)
     log["scores"] = stage.measure(out / "pipeline", out / "clip")
     artifact.write(out / "log.json", "recast.shapes.log", log)
     for name, value in log["scores"].items():

@@ -180,7 +180,7 @@ def clip_loss(model: Any, processor: Any, plan: Plan) -> Callable[[int], Tensor]
     return loss
 
 
-def pretrain(out: Path, progress: Progress, flow: Plan = FLOW, clip: Plan = CLIP) -> dict[str, Any]:
+def pretrain(out: Path, progress: Progress, flow: Plan, clip: Plan) -> dict[str, Any]:
     """`out/pipeline` and `out/clip` from nothing; returns the plans and the losses.
 
     On two threads whatever the machine has: another number adds in another order and gives other weights.

@@ -1,0 +1,129 @@
+"""What our sampling loop costs beside diffusers' own pipeline call, and what cached conditioning saves.
+
+    python benchmarks/policy.py
+
+On the shipped base, one thread, 24 images of one prompt at T = 10 and 25, without and with guidance. Times alternate
+in one run, so that only their ratios matter. Writes results/policy.json beside this file.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from recast import config
+from recast.core import artifact
+from recast.flow import sampling, sd3
+from recast.flow.policy import conditioned
+from recast.rewards import base
+from recast.shapes import prompts
+
+RESULTS = Path(__file__).parent / "results"
+IMAGES, ROUNDS = 24, 21
+PROMPT = "two red circles and a blue square"
+
+
+def alternate(*calls: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
+    """Median seconds of each call, taken in turns after one of each to warm up."""
+    times: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()
+    for _ in range(rounds):
+        for call, taken in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken) for taken in times]
+
+
+def sampling_ratio(steps: int, guidance: float) -> float:
+    """Our loop, conditioning and decoding included, over `pipe(...)` for the same images."""
+    policy = sd3.load(config.policy(model="shapes", guidance=guidance))
+
+    @torch.no_grad()
+    def ours() -> torch.Tensor:
+        x = torch.randn(IMAGES, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
+        velocity = conditioned(policy, policy.condition([PROMPT]))
+        return policy.decode(sampling.sample(velocity, x, policy.sigmas(steps), method="euler"))
+
+    def theirs() -> torch.Tensor:
+        images: torch.Tensor = policy.pipe(
+            PROMPT,
+            num_images_per_prompt=IMAGES,
+            num_inference_steps=steps,
+            guidance_scale=guidance,
+            max_sequence_length=1,
+            generator=torch.Generator().manual_seed(0),
+            output_type="pt",
+        ).images
+        return images
+
+    if not torch.equal(ours(), theirs()):
+        raise SystemExit("the images differ: the times would not compare the same work")
+    mine, pipeline = alternate(ours, theirs)
+    return mine / pipeline
+
+
+def conditioning() -> dict[str, float]:
+    """Conditioning a batch of known prompts over encoding them anew, and either beside sampling."""
+    policy = sd3.load(config.policy(model="shapes"))
+    texts = [row["prompt"] for row in prompts.load("test")[:IMAGES]]
+    policy.condition(texts)
+
+    def anew() -> object:
+        policy._cache.clear()
+        return policy.condition(texts)
+
+    @torch.no_grad()
+    def sample() -> torch.Tensor:
+        x = torch.randn(IMAGES, *policy.latent_shape)
+        return sampling.sample(conditioned(policy, policy.condition(texts)), x, policy.sigmas(10), method="euler")
+
+    fresh, cached, sampled = alternate(anew, lambda: policy.condition(texts), sample)
+    return {"cached_over_anew": cached / fresh, "anew_over_sampling": fresh / sampled}
+
+
+def scoring() -> dict[str, float]:
+    """Each reward on a batch over sampling that batch at T = 10."""
+    policy = sd3.load(config.policy(model="shapes"))
+    texts = [row["prompt"] for row in prompts.load("test")[:IMAGES]]
+    x = torch.randn(IMAGES, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
+
+    @torch.no_grad()
+    def sample() -> torch.Tensor:
+        velocity = conditioned(policy, policy.condition(texts))
+        return policy.decode(sampling.sample(velocity, x, policy.sigmas(10), method="euler"))
+
+    images = sample()
+    names = ("composition", "alignment", "detail", "background", "census")
+    judges = [base.load(name) for name in names]
+    calls = [lambda judge=judge: judge(images, texts) for judge in judges]
+    sampled, *scored = alternate(sample, *calls)
+    return {name: seconds / sampled for name, seconds in zip(names, scored, strict=True)}
+
+
+def main() -> None:
+    """Measure, print, and write the ratios."""
+    torch.set_num_threads(1)
+    ratios = {f"T={steps} guidance={g:g}": sampling_ratio(steps, g) for steps in (10, 25) for g in (1.0, 4.0)}
+    for name, ratio in ratios.items():
+        print(f"{name}: our loop takes {ratio:.3f} times diffusers' call")
+    saved = conditioning()
+    print(f"conditioning on known prompts takes {saved['cached_over_anew']:.4f} of encoding them")
+    print(f"encoding {IMAGES} prompts takes {saved['anew_over_sampling']:.2f} of sampling their images at T = 10")
+    costs = scoring()
+    for name, ratio in costs.items():
+        print(f"{name}: {ratio:.3f} of sampling")
+    artifact.write(
+        RESULTS / "policy.json",
+        "recast.benchmark.policy",
+        {"ours_over_diffusers": ratios, "conditioning": saved, "rewards_over_sampling": costs},
+    )
+
+
+if __name__ == "__main__":
+    main()

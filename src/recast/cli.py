@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from recast._version import __version__
-from recast.console import console, progress
+from recast.console import console, needs, progress
 from recast.errors import RecastError
 from recast.shapes.cli import app as shapes
 
@@ -64,6 +64,26 @@ def main_options(
     ] = False,
 ) -> None:
     """Options before any verb."""
+
+
+@app.command()
+def propose(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Path("runs/recast")) -> None:
+    """Get the proposals, π+'s images for every prompt: RUN/proposals, with a manifest. Makes only what is missing.
+
+    Example: `recast propose recipes/shapes.yaml prompts.count=16 --out runs/shapes`
+
+    From an image API: `OPENAI_API_KEY=… recast propose recipe.yaml propose.source=openai propose.cap=640`
+    """
+    from recast import config
+
+    settings = config.load(recipe, overrides or [])
+    with needs("making proposals", "train"):
+        from recast import propose as stage
+
+        manifest = stage.propose(settings, out, progress)
+    settings.save(out / "recipe.yaml")
+    lines = manifest.read_text(encoding="utf-8").count("\n")
+    console.print(f"{lines} proposals by {stage.generator(settings)}; wrote {manifest}", soft_wrap=True)
 
 
 @app.command()

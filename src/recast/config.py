@@ -45,6 +45,38 @@ class PolicyConfig(_Section):
     vae_batch: int = Field(16, ge=1, description="images that are encoded or decoded at a time")
 
 
+class PromptsConfig(_Section):
+    """Which prompts the curves are measured on."""
+
+    source: str = Field("shapes:train", description="shapes:SPLIT, or a .txt or .jsonl file")
+    count: int | None = Field(None, ge=1, description="how many of them; all unless told")
+    seed: int | None = Field(None, ge=0, lt=2**32, description="choose at random; the first ones unless told")
+
+
+class ProposeConfig(_Section):
+    """Where the proposals, π⁺'s images, come from; how many a prompt is estimate.samples."""
+
+    source: Literal["renderer", "policy", "folder", "openai", "gemini"] = "renderer"
+    folder: str | None = Field(None, description="a folder with images and manifest.jsonl (folder)")
+    model: str | None = Field(None, description="the generator's name (openai, gemini)")
+    base_url: str | None = Field(None, description="another server with the same interface (openai, gemini)")
+    size: str = Field("1024x1024", description="of the images asked for (openai)")
+    quality: str | None = Field(None, description="of the images asked for (openai)")
+    concurrency: int = Field(4, ge=1, le=256, description="requests on their way at once")
+    retries: int = Field(6, ge=0, description="tries after the first, on 429, 5xx and timeouts")
+    backoff: float = Field(1.0, ge=0, description="seconds before the first retry; doubles each time")
+    timeout: float = Field(180.0, gt=0, description="seconds to wait for an image")
+    cap: int | None = Field(None, ge=1, description="images that may be paid for in this folder, ever")
+    smallest: int = Field(64, ge=1, description="pixels a side that an image must have")
+    seed: int = Field(0, ge=0, lt=2**32, description="of the images made here (renderer, policy)")
+
+    @model_validator(mode="after")
+    def _folder_is_named(self) -> ProposeConfig:
+        if (self.source == "folder") != (self.folder is not None):
+            raise ValueError("a folder is given exactly where the source is folder")
+        return self
+
+
 class EstimateConfig(_Section):
     """How gain curves are measured."""
 
@@ -100,6 +132,9 @@ class Recipe(_Section):
     """Settings of all stages."""
 
     world: WorldConfig = WorldConfig()
+    policy: PolicyConfig = PolicyConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    propose: ProposeConfig = ProposeConfig()
     estimate: EstimateConfig = EstimateConfig()
     weigh: WeighConfig = WeighConfig()
 

@@ -9,15 +9,17 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from rich.console import Console
 
 from recast.errors import RecastError
 
+Item = TypeVar("Item")
 console = Console(markup=False, highlight=False)  # names and paths are text, whatever brackets they have
 
 
-def progress(items: Iterable[int], title: str, total: int) -> Iterable[int]:
+def progress(items: Iterable[Item], title: str, total: int) -> Iterable[Item]:
     """The items, with a bar on the error stream while they last."""
     from rich.progress import track
 

@@ -1,0 +1,1 @@
+"""Where π⁺'s images come from, and the folder they are kept in."""

@@ -1,0 +1,155 @@
+"""The folder of proposals: images by prompt, written one by one, and a manifest of them all.
+
+An image's name is made of its prompt and number, so an image that is there is never made again, in whatever
+order prompts come. `manifest.jsonl` (prompt, file, generator, sha256, width, height) is also what the `folder`
+source reads, so one run's proposals can serve another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recast.core import artifact
+from recast.errors import RecastError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = "recast.proposals"
+SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp"}
+
+
+def key(prompt: str, number: int) -> str:
+    """File stem of a prompt's image `number`."""
+    return f"{hashlib.sha256(prompt.encode()).hexdigest()[:16]}-{number:03d}"
+
+
+def check(content: bytes, smallest: int, what: str) -> tuple[str, int, int]:
+    """Suffix, width and height of an image that decodes and is no smaller than `smallest` a side."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            image.load()
+            suffix, (width, height) = SUFFIXES.get(image.format or ""), image.size
+    except Exception as error:  # PIL raises many kinds for a broken file
+        raise RecastError(f"{what} is not an image that decodes: {error}") from error
+    if suffix is None:
+        raise RecastError(f"{what} is of the kind {image.format}: proposals are {', '.join(SUFFIXES)}")
+    if min(width, height) < smallest:
+        raise RecastError(f"{what} is {width}×{height}, smaller than the {smallest} pixels a side that are asked for")
+    return suffix, width, height
+
+
+@dataclass
+class Store:
+    """Proposals in `folder`, made by `settings`; another source's images are never mixed in."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+    smallest: int = 64
+
+    def __post_init__(self) -> None:
+        path = self.folder / "settings.json"
+        if path.exists():
+            known = artifact.read(path, FORMAT)["settings"]
+            for name in sorted({*known, *self.settings}):
+                if known.get(name) != self.settings.get(name):
+                    raise RecastError(
+                        f"{self.folder} holds proposals made with {name} = {known.get(name)!r}, not "
+                        f"{self.settings.get(name)!r}: choose another --out, or remove the folder"
+                    )
+        else:
+            artifact.write(path, FORMAT, {"settings": dict(self.settings)})
+        (self.folder / "images").mkdir(exist_ok=True)
+        self._files = {
+            path.stem: path for path in (self.folder / "images").iterdir() if path.suffix in SUFFIXES.values()
+        }
+
+    def missing(self, prompts: Sequence[str], samples: int) -> list[tuple[str, int]]:
+        """The (prompt, number) pairs that have no image yet, in order."""
+        return [(prompt, k) for prompt in prompts for k in range(samples) if key(prompt, k) not in self._files]
+
+    def add(self, prompt: str, number: int, content: bytes) -> Path:
+        """Keep an image as it came, once it is checked; the file appears whole or not at all."""
+        suffix, _, _ = check(content, self.smallest, f"the proposal {number} for the prompt {prompt!r}")
+        path = self.folder / "images" / f"{key(prompt, number)}{suffix}"
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        except OSError as error:
+            raise RecastError(f"{path}: the proposal cannot be written: {error.strerror or error}") from error
+        self._files[path.stem] = path
+        return path
+
+    def path(self, prompt: str, number: int) -> Path:
+        """Where an image is."""
+        try:
+            return self._files[key(prompt, number)]
+        except KeyError:
+            raise RecastError(
+                f"{self.folder} has no proposal {number} for the prompt {prompt!r}: run `recast propose` first"
+            ) from None
+
+    def write_manifest(self, prompts: Sequence[str], samples: int, generator: str) -> Path:
+        """`manifest.jsonl`, one line an image, with its hash and size."""
+        lines = []
+        for prompt in prompts:
+            for k in range(samples):
+                path = self.path(prompt, k)
+                content = path.read_bytes()
+                _, width, height = check(content, self.smallest, str(path))
+                row: dict[str, Any] = {"prompt": prompt, "file": f"images/{path.name}", "generator": generator}
+                row |= {"sha256": hashlib.sha256(content).hexdigest(), "width": width, "height": height}
+                lines.append(json.dumps(row, ensure_ascii=False))
+        return artifact.write_text(self.folder / "manifest.jsonl", "\n".join(lines) + "\n")
+
+
+def read_manifest(folder: Path) -> dict[str, list[Path]]:
+    """Image files of each prompt in a folder with a manifest (JSONL: prompt, file, generator)."""
+    path = folder / "manifest.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecastError(f"{path}: the manifest cannot be read: {error}") from error
+    found: dict[str, list[Path]] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            file, prompt = folder / row["file"], row["prompt"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecastError(f"{path}, line {number}: a line has prompt, file and generator ({error!r})") from error
+        if not file.is_file():
+            raise RecastError(f"{path}, line {number}: there is no image {file}")
+        found.setdefault(prompt, []).append(file)
+    return found
+
+
+def to_png(image: Tensor) -> bytes:
+    """An image (3, H, W) in [0, 1] as PNG."""
+    from PIL import Image
+
+    levels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(levels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def to_array(content: bytes, side: int) -> NDArray[np.float32]:
+    """An image file as (3, side, side) in [0, 1]: centre-cropped to a square and resized."""
+    from PIL import Image, ImageOps
+
+    with Image.open(io.BytesIO(content)) as image:
+        square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BICUBIC)
+    pixels: NDArray[np.float32] = np.asarray(square, np.float32).transpose(2, 0, 1) / np.float32(255)
+    return pixels

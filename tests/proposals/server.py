@@ -1,0 +1,122 @@
+"""An image server on loopback that can fail in every way a real one does."""
+
+import base64
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from PIL import Image
+
+
+def png(value: int = 128, side: int = 64) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), (value, 100, 200)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+class Server:
+    """Answers with an image unless `script` has something else to do, one entry a request.
+
+    Entries: a status, ("after", seconds) for 429 with Retry-After, "hang", "reset", "text", "half", "tiny", "noise".
+    """
+
+    def __init__(self) -> None:
+        self.script: list[Any] = []
+        self.requests: list[dict[str, Any]] = []
+        self.made = 0
+        self.busy = self.busiest = 0
+        self.delay = 0.0
+        self.url = ""
+        self._lock = threading.Lock()
+
+    def next(self, request: dict[str, Any]) -> Any:
+        with self._lock:
+            self.requests.append(request)
+            self.busy += 1
+            self.busiest = max(self.busiest, self.busy)
+            return self.script.pop(0) if self.script else "image"
+
+    def done(self) -> None:
+        with self._lock:
+            self.busy -= 1
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Speaks both interfaces: which one is told by the path."""
+
+    owner: Server
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def do_POST(self) -> None:
+        """One request for an image."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = {"path": self.path, "body": body, "headers": dict(self.headers)}
+        what = self.owner.next(request)
+        try:
+            self._answer(what, body)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        finally:
+            self.owner.done()
+
+    def _answer(self, what: Any, body: dict[str, Any]) -> None:
+        time.sleep(self.owner.delay)
+        if isinstance(what, int):
+            return self._send(what, json.dumps({"error": {"message": f"scripted {what}"}}).encode())
+        if isinstance(what, tuple):
+            return self._send(429, b"{}", {"Retry-After": str(what[1])})
+        if what == "hang":
+            time.sleep(1.0)
+            return None
+        if what == "reset":
+            self.connection.close()
+            return None
+        if what == "text":
+            return self._send(200, json.dumps(self._reply("sorry, no image")).encode())
+        content = {"tiny": png(side=8), "noise": b"not an image"}.get(what, png(self.owner.made % 256))
+        reply = json.dumps(self._reply(base64.b64encode(content).decode())).encode()
+        self.owner.made += 1
+        if what == "half":
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply[: len(reply) // 2])
+            self.connection.close()
+            return None
+        return self._send(200, reply)
+
+    def _reply(self, text: str) -> dict[str, Any]:
+        if self.path.endswith(":generateContent"):
+            part = {"text": text} if " " in text else {"inlineData": {"mimeType": "image/png", "data": text}}
+            return {"candidates": [{"content": {"parts": [{"text": "here you are"}, part]}}]}
+        return {"created": 1, "data": [{"url" if " " in text else "b64_json": text}]}
+
+    def _send(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@contextmanager
+def serve() -> Iterator[Server]:
+    """A running server, and its end."""
+    owner = Server()
+    handler = type("Bound", (Handler,), {"owner": owner})
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    owner.url = f"http://127.0.0.1:{http.server_port}/v1"
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield owner
+    finally:
+        http.shutdown()
+        thread.join()

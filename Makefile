@@ -15,6 +15,8 @@ test: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/sinkhorn.py
 	$(BIN)/python benchmarks/estimator.py
+	$(BIN)/python benchmarks/policy.py
+	$(BIN)/python benchmarks/shapes.py
 
 # The stamp is written last and renamed into place, so an interrupted install leaves none.
 $(STAMP): pyproject.toml constraints.txt

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
-    path.write_text("world: {dimension: 4}\nestimate:\n  steps: 10\n")
+    path.write_text("world: {kind: mixture, dimension: 4}\nestimate:\n  steps: 10\n")
     return path
 
 
@@ -70,8 +70,8 @@ def test_a_wrong_setting_is_one_sentence(recipe: Path, override: str, words: str
 
 
 def test_an_empty_section_takes_overrides(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text("world:\n")
-    assert config.load(tmp_path / "recipe.yaml", ["world.modes=3"]).world.modes == 3
+    (tmp_path / "recipe.yaml").write_text("estimate:\n")
+    assert config.load(tmp_path / "recipe.yaml", ["estimate.steps=3"]).estimate.steps == 3
 
 
 def test_provenance_names_only_settings_that_were_read() -> None:

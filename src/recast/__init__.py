@@ -1,5 +1,6 @@
 """ReCAST: when each reward counts in diffusion fine-tuning. Importing it never imports torch."""
 
+from recast import core, rewards
 from recast._version import __version__
 from recast.core.curves import GainCurves, compare, remaining
 from recast.core.weights import WeightMatrix
@@ -14,6 +15,8 @@ __all__ = [
     "WeightMatrix",
     "__version__",
     "compare",
+    "core",
     "remaining",
+    "rewards",
     "weigh",
 ]

@@ -87,15 +87,28 @@ def propose(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Pa
 
 
 @app.command()
-def estimate(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Path("runs/recast")) -> None:
+def estimate(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    out: RunFolder = Path("runs/recast"),
+    alpha: Annotated[float | None, typer.Option("--alpha", help="Rényi order; the recipe's unless told.")] = None,
+    reuse: Annotated[bool, typer.Option("--reuse", help="Only make curves again from the rollouts there are.")] = False,
+) -> None:
     """Measure gain curves: RUN/gains.json, and RUN/exact.json where the truth is known.
 
-    Example: `recast estimate recipes/mixture.yaml estimate.noisings=2 --out runs/mixture`
-    """
-    from recast import config, run
+    Rollouts are kept prompt by prompt in RUN/shards: started again, it goes on where it was.
 
-    run.estimate(config.load(recipe, overrides or []), out, progress)
-    console.print(f"wrote {out / 'gains.json'} and {out / 'exact.json'}")
+    Example: `recast estimate recipes/shapes.yaml --out runs/shapes`
+
+    Another order from the same rollouts: `recast estimate recipes/shapes.yaml --alpha 4 --reuse --out runs/shapes`
+    """
+    from recast import config
+
+    changed = [*(overrides or []), *([] if alpha is None else [f"estimate.alpha={alpha}"])]
+    settings = config.load(recipe, changed)
+    _, truth = _estimate(settings, out, reuse)
+    names = "gains.json" if truth is None else "gains.json and exact.json"
+    console.print(f"wrote {names} in {out}", soft_wrap=True)
 
 
 @app.command()
@@ -208,7 +221,7 @@ def plot(
 
 @app.command()
 def run(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Path("runs/recast")) -> None:
-    """All stages of a recipe: estimate, weigh, compare with the truth, plot.
+    """All stages of a recipe: propose, estimate, weigh, plot; compare with the truth where it is known.
 
     Example: `recast run recipes/mixture.yaml --out runs/mixture`
     """
@@ -218,14 +231,28 @@ def run(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Path("
     from recast.report import tables
 
     settings = config.load(recipe, overrides or [])
-    curves, truth = stages.estimate(settings, out, progress)
-    weights, exact = (stages.weigh_recipe(settings, each) for each in (curves, truth))
+    if settings.world.kind == "images":
+        with needs("making proposals", "train"):
+            from recast import propose as proposals
+
+            proposals.propose(settings, out, progress)
+    curves, truth = _estimate(settings, out)
+    weights = stages.weigh_recipe(settings, curves)
+    exact = None if truth is None else stages.weigh_recipe(settings, truth)
     stages.save_weights(settings, weights, out)
     _show_weights(curves, weights)
-    console.print(tables.comparison_table(compare_curves(truth, curves), "exact", "estimated"))
+    if truth is not None:
+        console.print(tables.comparison_table(compare_curves(truth, curves), "exact", "estimated"))
     _draw(curves, weights, out / "gains", truth, exact)
-    names = "recipe.yaml, gains.json, exact.json, weights.json, gains.png and gains.pdf"
+    names = f"recipe.yaml, gains.json, {'' if truth is None else 'exact.json, '}weights.json, gains.png and gains.pdf"
     console.print(f"{stages.verdict(settings, curves, weights, exact)}\nwrote {names} in {out}", soft_wrap=True)
+
+
+def _estimate(settings: Any, out: Path, reuse: bool = False) -> tuple[Any, Any]:
+    with needs("estimating", "train"):
+        from recast.estimate import stage
+
+        return stage.estimate(settings, out, progress, reuse)
 
 
 def _budget(text: str | None, rewards: tuple[str, ...]) -> dict[str, float]:

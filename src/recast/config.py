@@ -20,9 +20,9 @@ class _Section(BaseModel):
 
 
 class WorldConfig(_Section):
-    """The exact world: one random Gaussian mixture per prompt."""
+    """Images of a policy, or the exact world: one random Gaussian mixture per prompt."""
 
-    kind: Literal["mixture"] = "mixture"
+    kind: Literal["images", "mixture"] = "images"
     dimension: int = Field(32, ge=1)
     modes: int = Field(6, ge=1)
     prompts: int = Field(20, ge=1)
@@ -90,6 +90,9 @@ class EstimateConfig(_Section):
     sampler: Literal["euler", "dpm2", "sde", "ancestral", "ancestral2"] | None = Field(
         None, description="the rollouts' sampler (paper); ancestral unless told"
     )
+    batch: int = Field(
+        256, ge=16, multiple_of=16, description="samples in one velocity call, decoded and scored at once"
+    )
     alpha: float = 2.0
     aggregate: renyi.Aggregation = "prompt-mean"
     seed: int = Field(0, ge=0, lt=2**32)
@@ -101,8 +104,8 @@ class EstimateConfig(_Section):
         return self
 
     def used(self) -> dict[str, Any]:
-        """The settings that the chosen estimator reads, for provenance."""
-        idle = {"sampler"} if self.estimator == "coupled" else {"noisings", "spacing"}
+        """The settings that decide the chosen estimator's numbers, for provenance."""
+        idle = {"batch", "sampler"} if self.estimator == "coupled" else {"batch", "noisings", "spacing"}
         return {key: value for key, value in self.model_dump().items() if key not in idle}
 
     @field_validator("alpha")
@@ -135,12 +138,29 @@ class Recipe(_Section):
     policy: PolicyConfig = PolicyConfig()
     prompts: PromptsConfig = PromptsConfig()
     propose: ProposeConfig = ProposeConfig()
+    rewards: dict[str, dict[str, Any] | None] = Field(default_factory=dict, description="names, each with its options")
     estimate: EstimateConfig = EstimateConfig()
     weigh: WeighConfig = WeighConfig()
 
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> Recipe:
+        if self.world.kind == "mixture":
+            for name in self.model_fields_set & {"policy", "prompts", "propose", "rewards"}:
+                raise ValueError(f"the section {name} belongs to world.kind = images, not to mixture")
+        elif idle := self.world.model_fields_set - {"kind"}:
+            raise ValueError(f"world.{min(idle)} belongs to world.kind = mixture, not to images")
+        return self
+
+    def resolved(self) -> dict[str, Any]:
+        """Every setting that this kind of world reads."""
+        content = self.model_dump()
+        if self.world.kind == "mixture":
+            return {key: content[key] for key in ("world", "estimate", "weigh")}
+        return content | {"world": {"kind": "images"}}
+
     def save(self, path: str | Path) -> Path:
         """Write the resolved recipe as YAML, atomically."""
-        return artifact.write_text(path, yaml.safe_dump(self.model_dump(), sort_keys=False))
+        return artifact.write_text(path, yaml.safe_dump(self.resolved(), sort_keys=False))
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -194,7 +214,7 @@ def _sentence(error: ValidationError, section: Any = Recipe) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
         reason = problem["msg"].removeprefix("Value error, ")
-        return f"{where} = {problem['input']!r}: {reason[0].lower()}{reason[1:]}"
+        return f"{where} = {problem['input']!r}: {reason[0].lower()}{reason[1:]}" if where else reason
     for part in problem["loc"][:-1]:
         section = section.model_fields[str(part)].annotation
     known = list(section.model_fields)

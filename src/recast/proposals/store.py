@@ -75,6 +75,13 @@ class Store:
             path.stem: path for path in (self.folder / "images").iterdir() if path.suffix in SUFFIXES.values()
         }
 
+    @classmethod
+    def open(cls, folder: Path, settings: Mapping[str, Any], smallest: int) -> Store:
+        """A folder of proposals that is there already."""
+        if not (folder / "settings.json").exists():
+            raise RecastError(f"there are no proposals in {folder}: run `recast propose` with the same --out first")
+        return cls(folder, settings, smallest)
+
     def missing(self, prompts: Sequence[str], samples: int) -> list[tuple[str, int]]:
         """The (prompt, number) pairs that have no image yet, in order."""
         return [(prompt, k) for prompt in prompts for k in range(samples) if key(prompt, k) not in self._files]

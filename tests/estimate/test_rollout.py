@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from recast import estimate
 from recast.core import renyi, schedule
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
+from recast.estimate import rollout as estimate
 from recast.flow.mixture import GaussianMixture, TiltReward, gaussian_divergence, score_all
 from recast.flow.worlds import REWARDS, exact_mu, mixture_world
 

@@ -1,0 +1,14 @@
+"""Gain curves by rollouts: the estimators, and the stage that runs them over prompts and survives a kill."""
+
+from recast.estimate.rollout import (
+    ESTIMATORS,
+    Estimator,
+    Rollouts,
+    Scorer,
+    coupled,
+    paper,
+    rollout_levels,
+    rollouts,
+)
+
+__all__ = ["ESTIMATORS", "Estimator", "Rollouts", "Scorer", "coupled", "paper", "rollout_levels", "rollouts"]

@@ -1,0 +1,102 @@
+"""One file a prompt with the scores of all its rollouts, and a manifest of the settings they were made with.
+
+A shard appears whole or not at all, so a run can be killed at any moment. It holds scores, not moments: α,
+aggregation and clipping are applied when curves are made, from the shards alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recast.core import artifact
+from recast.errors import RecastError
+
+FORMAT = "recast.shards"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Scores (m, T+1, S, K) of a prompt's rollouts, and the velocity evaluations they took."""
+
+    scores: NDArray[np.float64]
+    evaluations: int
+
+    @property
+    def mu(self) -> NDArray[np.float64]:
+        """Conditional rewards μ̂ (m, T+1, S): the mean over rollouts."""
+        return np.asarray(self.scores.mean(axis=-1), dtype=np.float64)
+
+
+class Shards:
+    """The shards of one run in `folder`; those of other settings are refused, by the key that differs."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.folder = folder
+        path = folder / "manifest.json"
+        flat = flatten(settings)
+        if path.exists():
+            known = artifact.read(path, FORMAT)["settings"]
+            for key in sorted({*known, *flat}):
+                if known.get(key) != flat.get(key):
+                    raise RecastError(
+                        f"{folder} holds rollouts made with {key} = {known.get(key)!r}, not {flat.get(key)!r}: "
+                        "choose another --out, or remove the folder"
+                    )
+        else:
+            artifact.write(path, FORMAT, {"settings": flat})
+
+    def path(self, name: str) -> Path:
+        """Where a prompt's shard is, or will be."""
+        return self.folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.safetensors"
+
+    def has(self, name: str) -> bool:
+        """Whether a prompt is done."""
+        return self.path(name).is_file()
+
+    def write(self, name: str, shard: Shard, inputs: str) -> None:
+        """Keep a prompt's scores; `inputs` is the hash of the proposals they came from."""
+        from safetensors.numpy import save
+
+        tensors = {"scores": np.ascontiguousarray(shard.scores), "evaluations": np.array([shard.evaluations])}
+        path = self.path(name)
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            temporary.write_bytes(save(tensors, {"inputs": inputs}))
+            temporary.replace(path)
+        except OSError as error:
+            raise RecastError(f"{path}: the shard cannot be written: {error.strerror or error}") from error
+
+    def read(self, name: str, inputs: str | None = None) -> Shard:
+        """A prompt's scores, once it is sure that they came from these proposals."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self.path(name)
+        try:
+            with safe_open(path, "np") as file:
+                found = (file.metadata() or {}).get("inputs")
+                shard = Shard(file.get_tensor("scores"), int(file.get_tensor("evaluations")[0]))
+        except (OSError, SafetensorError) as error:
+            raise RecastError(f"{path}: not a readable shard ({error}): remove it to have it made again") from error
+        if inputs is not None and found != inputs:
+            raise RecastError(
+                f"{path} was made from other proposals for the prompt {name!r}: remove it, or choose another --out"
+            )
+        return shard
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names, as overrides write them."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = dict(value) if isinstance(value, Mapping) else value
+    return flat

@@ -1,0 +1,177 @@
+"""What a run draws on, prompt by prompt: proposals, a velocity, a scorer. Mixtures, or images of a policy."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recast import prompts, propose
+from recast.config import Recipe
+from recast.core import schedule
+from recast.errors import RecastError
+from recast.estimate.rollout import Scorer
+from recast.flow import mixture, sd3, worlds
+from recast.flow.policy import Velocity, conditioned
+from recast.proposals.store import Store, to_array
+from recast.rewards import base
+
+TILE = 16
+"""Rows of a velocity call come in multiples of this, so that a row's bits do not depend on how a batch is split."""
+
+
+class World(Protocol):
+    """The prompts of a run by name, and what the estimator needs of each."""
+
+    @property
+    def rewards(self) -> tuple[str, ...]:
+        """Names of the rewards, in order."""
+        ...
+
+    @property
+    def sigmas(self) -> list[float]:
+        """The grid σ_0..σ_T."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """One name a prompt."""
+        ...
+
+    def inputs(self, name: str) -> str:
+        """Hash of a prompt's proposals."""
+        ...
+
+    def seed(self, name: str) -> int:
+        """The seed of a prompt's noise, whatever other prompts there are."""
+        ...
+
+    def clean(self, name: str) -> Tensor:
+        """Proposals (N, ...)."""
+        ...
+
+    def velocity(self, name: str) -> Velocity:
+        """The policy's velocity for a prompt."""
+        ...
+
+    def scorer(self, name: str) -> Scorer:
+        """All rewards on clean samples, (B, ...) to (m, B)."""
+        ...
+
+
+def load(recipe: Recipe, out: Path) -> World:
+    """The world that a recipe names; images need the proposals in OUT."""
+    return MixtureWorld(recipe) if recipe.world.kind == "mixture" else ImageWorld(recipe, out)
+
+
+class MixtureWorld:
+    """Random Gaussian mixtures, one a prompt, with exact curves beside the estimated ones."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self.rewards = worlds.REWARDS
+        self.sigmas = schedule.from_shift(recipe.estimate.steps, recipe.estimate.shift).tolist()
+        self.names = [str(k) for k in range(recipe.world.prompts)]
+
+    def world(self, name: str) -> worlds.World:
+        """The mixture that stands for a prompt."""
+        setup = self._recipe.world
+        return worlds.mixture_world(setup.dimension, setup.modes, setup.seed * 100_003 + int(name))
+
+    def inputs(self, name: str) -> str:
+        """The world's own: proposals are made from its seed."""
+        return name
+
+    def seeds(self, name: str) -> list[int]:
+        """Of the proposals, of their noise, and of the exact curve's."""
+        entropy = [self._recipe.world.seed, self._recipe.estimate.seed, int(name)]
+        return [int(word) for word in np.random.SeedSequence(entropy).generate_state(3)]
+
+    def seed(self, name: str) -> int:
+        """Of the noise."""
+        return self.seeds(name)[1]
+
+    def clean(self, name: str) -> Tensor:
+        """Exact samples of π⁺."""
+        generator = torch.Generator().manual_seed(self.seeds(name)[0])
+        return self.world(name).proposal.sample(self._recipe.estimate.samples, generator)
+
+    def velocity(self, name: str) -> Velocity:
+        """Exact."""
+        return self.world(name).policy
+
+    def scorer(self, name: str) -> Scorer:
+        """The three rewards."""
+        return mixture.score_all(list(self.world(name).rewards))
+
+
+class ImageWorld:
+    """A text-to-image policy, reward models, and proposals from RUN/proposals."""
+
+    def __init__(self, recipe: Recipe, out: Path) -> None:
+        self._recipe = recipe
+        rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
+        self._rows = {row["prompt"]: row for row in rows}
+        self.names = list(self._rows)
+        self.rewards = tuple(recipe.rewards)
+        if not self.rewards:
+            raise RecastError("the recipe names no reward: put at least one under rewards")
+        self._store = Store.open(out / "proposals", propose.identity(recipe), recipe.propose.smallest)
+        for name in self.names:  # before any model is loaded: a missing proposal is known at once
+            self._files(name)
+        self._policy = sd3.load(recipe.policy)
+        self._judges = {name: base.load(name, **(options or {})) for name, options in recipe.rewards.items()}
+        self.sigmas = self._policy.sigmas(recipe.estimate.steps)
+
+    def _files(self, name: str) -> list[Path]:
+        return [self._store.path(name, k) for k in range(self._recipe.estimate.samples)]
+
+    def inputs(self, name: str) -> str:
+        """SHA-256 over the proposals' files."""
+        return hashlib.sha256(b"".join(hashlib.sha256(p.read_bytes()).digest() for p in self._files(name))).hexdigest()
+
+    def seed(self, name: str) -> int:
+        """From the prompt's words and the recipe's seed."""
+        return propose.seed_of(self._recipe.estimate.seed, name, 0)
+
+    def clean(self, name: str) -> Tensor:
+        """Latents of the proposals."""
+        side = self._policy.side * self._policy.pipe.vae_scale_factor
+        images = np.stack([to_array(path.read_bytes(), side) for path in self._files(name)])
+        return self._policy.encode(torch.from_numpy(images))
+
+    def velocity(self, name: str) -> Velocity:
+        """The policy's, conditioned on the prompt, in batches of at most `estimate.batch` rows."""
+        return batched(conditioned(self._policy, self._policy.condition([name])), self._recipe.estimate.batch)
+
+    def scorer(self, name: str) -> Scorer:
+        """Decode and score, a batch at a time."""
+        row, size = self._rows[name], self._recipe.estimate.batch
+
+        def score(latents: Tensor) -> np.ndarray:
+            tables = []
+            for part in latents.split(size):
+                images = self._policy.decode(part)
+                tables.append(base.score(self._judges, images, [name] * len(images), [row] * len(images)))
+            return np.concatenate(tables, axis=1)
+
+        return score
+
+
+def batched(velocity: Velocity, size: int) -> Velocity:
+    """The same velocity, at most `size` rows at a time, each call padded to a multiple of `TILE` rows."""
+
+    def call(x: Tensor, sigma: float) -> Tensor:
+        found: list[Any] = []
+        for part in x.split(size):
+            short = -len(part) % TILE
+            padded = torch.cat([part, part[-1:].expand(short, *part.shape[1:])]) if short else part
+            found.append(velocity(padded, sigma)[: len(part)])
+        return torch.cat(found)
+
+    return call

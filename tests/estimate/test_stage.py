@@ -1,0 +1,224 @@
+"""The estimate stage: shards that survive a kill, settings that are not mixed, and curves made again in seconds."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from recast import config, propose
+from recast.cli import app
+from recast.core import artifact
+from recast.core.curves import GainCurves
+from recast.errors import RecastError
+from recast.estimate import stage, worlds
+from recast.estimate.shards import Shard, Shards
+
+ROOT = Path(__file__).parents[2]
+MIXTURE = ["world.dimension=3", "world.prompts=4", "estimate.steps=5", "estimate.samples=2", "estimate.noisings=2"]
+SHAPES = ["prompts.count=2", "estimate.samples=2", "estimate.noisings=2", "estimate.steps=4", "estimate.spacing=2"]
+
+
+def silent(items: Iterable[Any], title: str, total: int) -> Iterable[Any]:
+    return items
+
+
+def mixture(*more: str) -> config.Recipe:
+    return config.load(ROOT / "recipes/mixture.yaml", [*MIXTURE, *more])
+
+
+@pytest.fixture(scope="module")
+def proposed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("proposed")
+    propose.propose(shapes("prompts.count=3"), folder, silent)
+    return folder
+
+
+def shapes(*more: str) -> config.Recipe:
+    return config.load(ROOT / "recipes/shapes.yaml", [*SHAPES, *more])
+
+
+def fresh(proposed: Path, folder: Path) -> Path:
+    shutil.copytree(proposed, folder)
+    return folder
+
+
+def test_killed_at_any_prompt_and_started_again_the_bytes_are_the_same(tmp_path: Path) -> None:
+    stage.estimate(mixture(), tmp_path / "whole", silent)
+
+    def killed(items: Iterable[Any], title: str, total: int) -> Iterable[Any]:
+        for k, item in enumerate(items):
+            if k == 1:
+                raise KeyboardInterrupt
+            yield item
+
+    for _ in range(3):  # one more prompt each time
+        with pytest.raises(KeyboardInterrupt):
+            stage.estimate(mixture(), tmp_path / "parts", killed)
+        assert not (tmp_path / "parts/gains.json").exists()
+    assert len(list((tmp_path / "parts/shards").glob("*.safetensors"))) == 3
+    stage.estimate(mixture(), tmp_path / "parts", silent)
+    for name in ("gains.json", "exact.json", "recipe.yaml", "shards/manifest.json"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_on_images_too_and_whatever_the_batch(proposed: Path, tmp_path: Path) -> None:
+    stage.estimate(shapes("estimate.batch=16"), fresh(proposed, tmp_path / "a"), silent)
+    stage.estimate(shapes("estimate.batch=1024", "prompts.count=1"), fresh(proposed, tmp_path / "b"), silent)
+    stage.estimate(shapes("estimate.batch=32"), tmp_path / "b", silent)
+    first, second = (tmp_path / name / "gains.json" for name in "ab")
+    assert first.read_bytes() == second.read_bytes()
+    curves = GainCurves.load(first)
+    assert curves.rewards == ("composition", "alignment", "detail", "background")
+    assert curves.provenance["prompts"]["count"] == 2
+    assert curves.provenance["policy"]["model"] == "shapes"
+
+
+def test_a_prompts_shard_does_not_depend_on_the_others(proposed: Path, tmp_path: Path) -> None:
+    few, many = fresh(proposed, tmp_path / "few"), fresh(proposed, tmp_path / "many")
+    stage.estimate(shapes("prompts.count=1"), few, silent)
+    stage.estimate(shapes("prompts.count=3"), many, silent)
+    for path in (few / "shards").glob("*.safetensors"):
+        assert path.read_bytes() == (many / "shards" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("estimate.noisings=3", "made with estimate.noisings = 2, not 3"),
+        ("estimate.seed=1", "made with estimate.seed = 0, not 1"),
+        ("world.modes=3", "made with world.modes = 6, not 3"),
+    ],
+)
+def test_rollouts_of_other_settings_are_refused_by_name(tmp_path: Path, change: str, words: str) -> None:
+    stage.estimate(mixture(), tmp_path, silent)
+    before = (tmp_path / "recipe.yaml").read_bytes()
+    with pytest.raises(RecastError, match=words):
+        stage.estimate(mixture(change), tmp_path, silent)
+    assert (tmp_path / "recipe.yaml").read_bytes() == before
+
+
+def test_more_prompts_only_add_shards(tmp_path: Path) -> None:
+    stage.estimate(mixture("world.prompts=2"), tmp_path, silent)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").glob("*.safetensors")}
+    curves, _ = stage.estimate(mixture(), tmp_path, silent)
+    assert curves.D_prompts is not None
+    assert len(curves.D_prompts) == 4
+    assert all(path.stat().st_mtime_ns == when for path, when in times.items())
+
+
+def test_alpha_and_aggregation_come_from_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.estimate(mixture("estimate.rollouts=4"), tmp_path, silent)
+    monkeypatch.setattr(stage, "rollouts", None)  # a rollout would fail
+    curves, _ = stage.estimate(mixture("estimate.rollouts=4", "estimate.alpha=4"), tmp_path, silent, reuse=True)
+    assert curves.alpha == 4
+    table = np.stack(
+        [Shards(tmp_path / "shards", stage.identity(mixture("estimate.rollouts=4"))).read(str(k)).mu for k in range(4)]
+    )
+    expected = GainCurves.from_mu(curves.rewards, curves.sigmas, table, 4.0)
+    np.testing.assert_allclose(curves.D, expected.D)
+
+
+def test_reuse_makes_nothing_new(tmp_path: Path) -> None:
+    stage.estimate(mixture("world.prompts=3"), tmp_path, silent)
+    with pytest.raises(RecastError, match="1 of 4 prompts have no shard yet: run without --reuse"):
+        stage.estimate(mixture(), tmp_path, silent, reuse=True)
+
+
+def test_the_command_line_reuses(tmp_path: Path) -> None:
+    arguments = [
+        "estimate",
+        str(ROOT / "recipes/mixture.yaml"),
+        *MIXTURE,
+        "estimate.rollouts=4",
+        "--out",
+        str(tmp_path),
+    ]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    result = CliRunner().invoke(app, [*arguments, "--alpha", "4", "--reuse"])
+    assert result.exit_code == 0, result.output
+    assert GainCurves.load(tmp_path / "gains.json").alpha == 4
+
+
+def test_proposals_are_asked_for_and_changed_ones_are_noticed(proposed: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecastError, match="there are no proposals in .*: run `recast propose`"):
+        stage.estimate(shapes(), tmp_path / "none", silent)
+    folder = fresh(proposed, tmp_path / "some")
+    with pytest.raises(RecastError, match="has no proposal 2 for the prompt"):
+        stage.estimate(shapes("estimate.samples=3"), folder, silent)
+    shutil.rmtree(folder / "shards")
+    stage.estimate(shapes(), folder, silent)
+    images = sorted((folder / "proposals/images").iterdir())
+    for image in images[1:]:
+        shutil.copy(images[0], image)
+    with pytest.raises(RecastError, match="was made from other proposals for the prompt"):
+        stage.estimate(shapes(), folder, silent)
+
+
+def test_a_broken_shard_is_named(tmp_path: Path) -> None:
+    stage.estimate(mixture(), tmp_path, silent)
+    path = next((tmp_path / "shards").glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(RecastError, match="not a readable shard .*: remove it to have it made again"):
+        stage.estimate(mixture(), tmp_path, silent)
+
+
+def test_shards_hold_every_score(tmp_path: Path) -> None:
+    scores = np.random.default_rng(0).random((2, 3, 4, 5))
+    shards = Shards(tmp_path, {"a": {"b": 1}})
+    shards.write("x", Shard(scores, 7), "hash")
+    found = shards.read("x", "hash")
+    assert np.array_equal(found.scores, scores)
+    assert found.evaluations == 7
+    np.testing.assert_allclose(found.mu, scores.mean(-1))
+    assert artifact.read(tmp_path / "manifest.json", "recast.shards")["settings"] == {"a.b": 1}
+
+
+def test_batches_are_padded_to_whole_tiles() -> None:
+    seen = []
+
+    def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
+        seen.append(len(x))
+        return sigma * x
+
+    x = torch.randn(37, 2)
+    assert torch.equal(worlds.batched(velocity, 16)(x, 0.5), 0.5 * x)
+    assert seen == [16, 16, 16]
+    seen.clear()
+    assert torch.equal(worlds.batched(velocity, 64)(x, 0.5), 0.5 * x)
+    assert seen == [48]
+
+
+def test_self_rollouts_use_the_exponent_alpha_and_ask_for_rollouts(proposed: Path, tmp_path: Path) -> None:
+    recipe = shapes("propose.source=policy", "prompts.count=1")
+    propose.propose(recipe, tmp_path, silent)
+    with pytest.warns(UserWarning, match="with the policy's own images the moment is biased"):
+        curves, _ = stage.estimate(recipe, tmp_path, silent)
+    shard = Shards(tmp_path / "shards", stage.identity(recipe)).read(worlds.load(recipe, tmp_path).names[0])
+    expected = GainCurves.from_mu(curves.rewards, curves.sigmas, shard.mu[None], 2.0, self_rollout=True)
+    np.testing.assert_allclose(curves.D, expected.D)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "words"),
+    [
+        ("mixture", "policy.model=shapes", "the section policy belongs to world.kind = images"),
+        ("shapes", "world.dimension=3", "world.dimension belongs to world.kind = mixture"),
+        ("shapes", "rewards={}", "the recipe names no reward"),
+        ("shapes", "rewards.sharpness={}", "unknown reward 'sharpness'"),
+        ("shapes", "estimate.batch=20", "estimate.batch = 20"),
+    ],
+)
+def test_idle_and_unknown_settings_are_named(
+    proposed: Path, tmp_path: Path, recipe: str, change: str, words: str
+) -> None:
+    def attempt() -> None:
+        made = config.load(ROOT / f"recipes/{recipe}.yaml", [*(SHAPES if recipe == "shapes" else []), change])
+        stage.estimate(made, fresh(proposed, tmp_path / "run"), silent)
+
+    with pytest.raises(RecastError, match=words):
+        attempt()

@@ -5,7 +5,7 @@
 T = 10, 16 prompts of the validation split, N = 8 proposals, α = 2, on the shipped base. Three parts, all unless told:
 the base's rewards on held-out prompts; two seeds with the renderer's images as π⁺ and two with the policy's own (App.
 B.3); both estimators eight times over the same images at equal velocity evaluations. Writes results/shapes.json beside
-this file and the figure that docs/shapes.md shows. About half an hour on one core.
+this file and the figure that docs/shapes.md shows. About twenty minutes on one core.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from recast import config
-from recast.core import artifact
+from recast.core import artifact, renyi
 from recast.core.curves import GainCurves
 from recast.estimate import rollout_levels, rollouts
 from recast.flow import sampling, sd3
@@ -35,7 +35,8 @@ REWARDS = ("composition", "alignment", "detail", "background")
 STEPS, PROMPTS, SAMPLES, NOISINGS, REPEATS = 10, 16, 8, 4, 8
 OWN = {"noisings": 1, "repeats": 16}
 """Self-rollouts square μ, so that one rollout would count its own noise as signal: K = 16, as in the paper."""
-EQUAL: dict[str, dict[str, Any]] = {"coupled": {"noisings": 6}, "paper": {"repeats": 10}}
+PARTS = ("quality", "seeds", "estimators")
+EQUAL: dict[str, dict[str, Any]] = {"coupled": {"noisings": 3}, "paper": {"repeats": 5}}
 """Settings of the two estimators at which they take the same velocity evaluations, to half a percent."""
 
 
@@ -90,8 +91,13 @@ class World:
 
 
 def agreement(first: GainCurves, second: GainCurves) -> list[float]:
-    """Correlation of two runs' gains, reward by reward."""
-    return [float(np.corrcoef(a, b)[0, 1]) for a, b in zip(first.gains, second.gains, strict=True)]
+    """Correlation of two runs' gains, reward by reward; before clipping, which would hide disagreement."""
+    return [float(np.corrcoef(a, b)[0, 1]) for a, b in zip(raw(first), raw(second), strict=True)]
+
+
+def raw(curves: GainCurves) -> np.ndarray:
+    """Gains that are not clipped at 0."""
+    return renyi.gains(curves.D, clip=False)
 
 
 def seeds(world: World, self_rollout: bool) -> tuple[dict[str, Any], GainCurves]:
@@ -119,7 +125,7 @@ def variances(world: World) -> dict[str, Any]:
     for repeat in range(REPEATS):
         for estimator, options in EQUAL.items():
             mu, spent = world.mu(9, 100 + repeat, estimator=estimator, **options)
-            gains[estimator].append(np.diff(world.curves(mu).D[:, ::-1], axis=1)[:, ::-1])
+            gains[estimator].append(raw(world.curves(mu)))
             cost[estimator] = spent
         print(f"repeat {repeat + 1} of {REPEATS}", flush=True)
     spread = {name: np.stack(values).var(axis=0, ddof=1).mean(axis=1) for name, values in gains.items()}
@@ -128,6 +134,8 @@ def variances(world: World) -> dict[str, Any]:
         "evaluations": cost,
         "variance_ratio": (spread["paper"] / spread["coupled"]).tolist(),
         "deviation": {name: np.sqrt(values).tolist() for name, values in spread.items()},
+        "mean": {name: values.tolist() for name, values in mean.items()},
+        "means_differ": np.sqrt(((mean["coupled"] - mean["paper"]) ** 2).mean(axis=1)).tolist(),
         "means_correlate": [
             float(np.corrcoef(a, b)[0, 1]) for a, b in zip(mean["coupled"], mean["paper"], strict=True)
         ],
@@ -142,6 +150,8 @@ def quality() -> dict[str, float]:
 
 def main(parts: list[str]) -> None:
     """Measure, print, draw and write the parts asked for; the others' results stay."""
+    if unknown := set(parts) - set(PARTS):
+        raise SystemExit(f"unknown part {min(unknown)!r}: choose of {', '.join(PARTS)}")
     torch.set_num_threads(1)
     world = World()
     path = RESULTS / "shapes.json"
@@ -174,4 +184,4 @@ def print_table(title: str, values: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["quality", "seeds", "estimators"])
+    main(sys.argv[1:] or list(PARTS))

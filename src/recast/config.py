@@ -40,9 +40,11 @@ class PolicyConfig(_Section):
     max_sequence_length: int | None = Field(
         None, ge=1, le=512, description="T5's tokens; 256 unless told, or fewer where its tokenizer has fewer"
     )
-    cached_prompts: int = Field(1024, ge=1, description="prompt embeddings that are kept, on the CPU")
+    cached_prompts: int = Field(
+        1024, ge=1, description="prompt embeddings that are kept on the CPU; SD3.5-M's are 2.7 MB each in bfloat16"
+    )
     offload_text: bool = Field(False, description="text encoders are on the device only while they encode")
-    vae_batch: int = Field(16, ge=1, description="images that are encoded or decoded at a time")
+    vae_batch: int = Field(4, ge=1, description="images that are encoded or decoded at a time")
 
 
 class PromptsConfig(_Section):

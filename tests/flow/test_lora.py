@@ -216,6 +216,7 @@ def test_saving_gives_the_same_bytes_and_loads_back(policy: sd3.SD3Policy, tmp_p
     adapters.load(tmp_path / "a", "old")
     with adapters.using("old"):
         assert torch.equal(image(policy), new)
+    shake(adapters, 1)  # so that the two differ: it is the old one that is asked for
     adapters.save(tmp_path / "c", "old")
     assert {k: v.tolist() for k, v in load_file(tmp_path / "c" / lora.FILE).items()} == {
         k: v.tolist() for k, v in load_file(first).items()
@@ -229,6 +230,9 @@ def test_adapter_files_that_do_not_fit_are_refused(policy: sd3.SD3Policy, tmp_pa
     lora.Adapters(tiny.pipeline().transformer, rank=4, alpha=8).save(tmp_path / "small")
     with pytest.raises(RecastError, match="its r is 4, but this policy's is 32"):
         adapters.load(tmp_path / "small")
+    lora.Adapters(tiny.pipeline().transformer, rank=32, alpha=32).save(tmp_path / "weak")
+    with pytest.raises(RecastError, match="its lora_alpha is 32, but this policy's is 64"):
+        adapters.load(tmp_path / "weak")
     shapes = sd3.load(config.policy(model="shapes"))
     lora.Adapters(shapes.pipe.transformer).save(tmp_path / "shapes")
     with pytest.raises(RecastError, match="made for another transformer"):
@@ -241,6 +245,41 @@ def test_adapter_files_that_do_not_fit_are_refused(policy: sd3.SD3Policy, tmp_pa
     save_file({"transformer.x.lora_A.weight": torch.zeros(1)}, tmp_path / "foreign" / lora.FILE)
     with pytest.raises(RecastError, match="its r is None"):
         adapters.load(tmp_path / "foreign")
+
+
+def test_adapters_are_float32_on_a_bfloat16_base(folder: Path) -> None:
+    """In bfloat16 an average with decay 0.999 does not move, and small optimizer steps are lost."""
+    policy = sd3.load(config.policy(model=str(folder), dtype="bfloat16"))
+    adapters = lora.Adapters(policy.pipe.transformer)
+    assert {p.dtype for p in (*adapters.parameters, *adapters.old_parameters)} == {torch.float32}
+    assert policy.pipe.transformer.dtype == torch.bfloat16
+    policy.velocity(torch.randn(1, *policy.latent_shape), 0.5, policy.condition([PROMPT])).square().mean().backward()
+    gradients = [p.grad for p in adapters.parameters if p.grad is not None]
+    assert len(gradients) == len(adapters.parameters)
+    with torch.no_grad():
+        adapters.parameters[0].fill_(0.1)
+        adapters.old_parameters[0].fill_(0.09)
+    for _ in range(100):
+        adapters.update_old(0.999)
+    assert adapters.old_parameters[0][0, 0].item() == pytest.approx(0.1 - 0.01 * 0.999**100, rel=1e-3)
+
+
+def test_building_adapters_reseeds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    transformer = tiny.pipeline().transformer
+    seeded.clear()
+    lora.Adapters(transformer)
+    assert seeded == []
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(policy: sd3.SD3Policy, tmp_path: Path) -> None:
+    adapters = lora.Adapters(policy.pipe.transformer)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecastError, match="the adapter cannot be written: File exists|Not a directory"):
+        adapters.save(tmp_path / "file")
+    with pytest.raises(RecastError, match="there is no adapter 'base' to save"):
+        adapters.save(tmp_path, "base")  # type: ignore[arg-type]
 
 
 def test_bad_settings_are_named(policy: sd3.SD3Policy) -> None:

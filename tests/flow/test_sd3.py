@@ -1,17 +1,19 @@
 """The SD3 policy against diffusers' own pipeline, on tiny checkpoints in the real format."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
+from safetensors.torch import load_file, save_file
 
 import tiny
 from recast import config
 from recast.errors import RecastError
-from recast.flow import sampling, sd3
+from recast.flow import lora, sampling, sd3
 from recast.flow.generate import generate
 from recast.flow.policy import conditioned
 
@@ -151,6 +153,8 @@ def test_prompts_are_encoded_once_and_alone(folder: Path, monkeypatch: pytest.Mo
     policy.condition(["c"])  # "b" was used longest ago
     policy.condition(["a"])
     assert asked == [["a"], ["b"], ["c"]]
+    policy.condition(["b"])
+    assert asked == [["a"], ["b"], ["c"], ["b"]]
     assert len(policy.condition(["a", "b", "c", "d"])) == 4  # more than are kept, and all are there
 
 
@@ -167,6 +171,35 @@ def test_text_encoders_leave_the_device_after_encoding(folder: Path, monkeypatch
     assert torch.equal(condition.embeds, kept.embeds)
 
 
+def test_offloaded_text_encoders_start_off_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[str] = []
+    monkeypatch.setattr(sd3.SD3Policy, "_place_text", lambda _self, device: placed.append(str(device)))
+    pipe = sd3.load_pipeline(folder)
+    for offload in (True, False):
+        sd3.SD3Policy(pipe, device=torch.device("cpu", 0), offload_text=offload)
+    assert placed == ["cpu", "cpu:0"]
+
+
+def test_a_failure_while_encoding_keeps_what_was_encoded_and_frees_the_device(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = sd3.load(config.policy(model=str(folder), offload_text=True))
+    placed: list[str] = []
+    monkeypatch.setattr(policy, "_place_text", lambda device: placed.append(str(device)))
+    encode = policy.pipe.encode_prompt
+    monkeypatch.setattr(policy.pipe, "encode_prompt", lambda p, *r, **m: 1 / 0 if p == ["c"] else encode(p, *r, **m))
+    with pytest.raises(ZeroDivisionError):
+        policy.condition(["a", "b", "c"])
+    assert placed == ["cpu", "cpu"]
+    assert list(policy._cache) == ["a", "b"]
+
+
+def test_the_transformer_and_the_vae_go_to_the_device(folder: Path) -> None:
+    pipe = sd3.load_pipeline(folder)
+    sd3.SD3Policy(pipe, device="meta")
+    assert pipe.transformer.device.type == pipe.vae.device.type == pipe.text_encoder_3.device.type == "meta"
+
+
 def test_placing_text_encoders_moves_every_one(folder: Path) -> None:
     policy = sd3.load(config.policy(model=str(folder)))
     policy._place_text(torch.device("meta"))
@@ -178,7 +211,11 @@ def test_placing_text_encoders_moves_every_one(folder: Path) -> None:
 def test_dtype_is_the_configs_and_latents_stay_float32(folder: Path) -> None:
     policy = sd3.load(config.policy(model=str(folder), dtype="bfloat16"))
     assert policy.pipe.transformer.dtype == policy.pipe.text_encoder_3.dtype == torch.bfloat16
-    assert policy.pipe.vae.dtype == torch.float32
+    exact_vae = sd3.load_pipeline(folder).vae.state_dict()
+    for name, tensor in policy.pipe.vae.state_dict().items():
+        assert torch.equal(tensor, exact_vae[name])  # not rounded on the way either
+    x = torch.randn(1, *policy.latent_shape)
+    assert policy.velocity(x, 0.5, policy.condition([PROMPT])).dtype == torch.float32
     images = generate(policy, [PROMPT], [0], steps=3)
     exact = generate(sd3.load(config.policy(model=str(folder))), [PROMPT], [0], steps=3)
     assert images.dtype == torch.float32
@@ -188,6 +225,7 @@ def test_dtype_is_the_configs_and_latents_stay_float32(folder: Path) -> None:
 def test_encode_inverts_decode_as_far_as_the_vae_does(folder: Path) -> None:
     """Shift and scale are the VAE's: encode, then diffusers' own decoding gives the VAE's reconstruction."""
     policy = sd3.load(config.policy(model=str(folder), vae_batch=2))
+    assert policy.vae_batch == 2
     images = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     latents = policy.encode(images)
     vae = policy.pipe.vae
@@ -202,6 +240,8 @@ def test_another_resolution(folder: Path) -> None:
     policy = sd3.load(config.policy(model=str(folder), resolution=96))
     assert policy.latent_shape == (16, 12, 12)
     assert generate(policy, [PROMPT], [0], steps=2).shape == (1, 3, 96, 96)
+    with pytest.raises(RecastError, match="resolution 256 is above 192, the largest"):
+        sd3.load(config.policy(model=str(folder), resolution=256))
     with pytest.raises(RecastError, match="resolution 100 is not a multiple of 16"):
         sd3.load(config.policy(model=str(folder), resolution=100))
     with pytest.raises(RecastError, match=r"images are \(B, 3, 96, 96\), not \(1, 3, 64, 64\)"):
@@ -242,6 +282,65 @@ def test_velocity_is_finite_at_both_ends(sigma: float) -> None:
         assert policy.velocity(x, sigma, policy.condition([PROMPT])).isfinite().all()
 
 
+def test_batches_change_no_image_and_build_no_graph(folder: Path) -> None:
+    policy = sd3.load(config.policy(model=str(folder)))
+    lora.Adapters(policy.pipe.transformer)
+    prompts = ["a red circle", PROMPT, "a blue square"]
+    whole = generate(policy, prompts, [1, 2, 3], steps=2, batch=3)
+    parts = generate(policy, prompts, [1, 2, 3], steps=2, batch=2)
+    torch.testing.assert_close(whole, parts, atol=1e-5, rtol=0)
+    assert (whole[0] - whole[2]).abs().max() > 1e-3
+    assert not whole.requires_grad
+    assert not policy.decode(torch.zeros(1, *policy.latent_shape, requires_grad=True)).requires_grad
+
+
+def test_timesteps_are_in_the_schedulers_units(folder: Path) -> None:
+    policy = sd3.load(config.policy(model=str(folder)))
+    x = torch.randn(1, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
+    condition = policy.condition([PROMPT])
+    before = policy.velocity(x, 0.5, condition)
+    policy.pipe.scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=500)
+    assert torch.equal(policy.velocity(x, 1.0, condition), before)
+
+
+def test_a_home_folder_is_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert sd3.load_pipeline(f"~/{folder.name}").transformer is not None
+    with pytest.raises(RecastError, match="there is no folder .*nowhere"):
+        sd3.load_pipeline("~/nowhere")
+
+
+@pytest.mark.parametrize("part", ["text_encoder", "text_encoder_3", "transformer", "vae"])
+def test_a_checkpoint_with_a_tensor_missing_is_refused(folder: Path, tmp_path: Path, part: str) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    path = next((tmp_path / "copy" / part).glob("*.safetensors"))
+    tensors = load_file(path)
+    lost = sorted(name for name in tensors if "weight" in name and "shared" not in name and "embed" not in name)[0]
+    del tensors[lost]
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(RecastError, match="has no weights for"):
+        sd3.load_pipeline(tmp_path / "copy")
+
+
+def test_a_truncated_file_and_an_unknown_part_are_one_sentence(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "cut")
+    path = tmp_path / "cut/text_encoder/model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(RecastError, match="no Stable Diffusion 3 pipeline in"):
+        sd3.load_pipeline(tmp_path / "cut")
+    shutil.copytree(folder, tmp_path / "odd")
+    index = json.loads((folder / "model_index.json").read_text()) | {"vae": ["recast.shapes.nothing", "VAE"]}
+    (tmp_path / "odd/model_index.json").write_text(json.dumps(index))
+    with pytest.raises(RecastError, match="no Stable Diffusion 3 pipeline in"):
+        sd3.load_pipeline(tmp_path / "odd")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:7"])
+def test_a_device_that_is_not_there_is_named(folder: Path, device: str) -> None:
+    with pytest.raises(RecastError, match=f"the device '{device}' cannot be used here"):
+        sd3.load(config.policy(model=str(folder), device=device))
+
+
 def test_a_missing_or_wrong_folder_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecastError, match="no Stable Diffusion 3 pipeline in"):
         sd3.load(config.policy(model=str(tmp_path)))
@@ -251,8 +350,6 @@ def test_a_missing_or_wrong_folder_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_part_is_one_sentence(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(folder, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy/transformer")
     with pytest.raises(RecastError, match="no Stable Diffusion 3 pipeline in"):
@@ -261,8 +358,11 @@ def test_a_folder_without_a_part_is_one_sentence(folder: Path, tmp_path: Path) -
 
 def test_bad_requests_are_named(folder: Path) -> None:
     policy = sd3.load(config.policy(model=str(folder)))
-    with pytest.raises(RecastError, match="no prompts"):
-        policy.condition([])
+    for wrong in ([], "two red circles"):
+        with pytest.raises(RecastError, match="prompts are a list of at least one"):
+            policy.condition(wrong)
+        with pytest.raises(RecastError, match="prompts are a list of at least one"):
+            generate(policy, wrong, [0] * len(wrong), steps=2)
     with pytest.raises(RecastError, match="at least 1, not 0"):
         policy.sigmas(0)
     with pytest.raises(RecastError, match="2 prompts need as many seeds, not 1"):

@@ -25,6 +25,17 @@ class Constant:
         return np.full(len(images), self.value)
 
 
+class Needy:
+    """A reward that cannot be made without an option."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+def picky(images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+    raise RecastError("not this one")
+
+
 def failing(images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
     raise ValueError("no such thing")
 
@@ -46,10 +57,13 @@ def test_every_short_name_that_needs_no_hub_loads(name: str) -> None:
     [
         ("ocrr", {}, "unknown reward 'ocrr': choose one of clipscore, composition"),
         ("no_such_package.x:Y", {}, "cannot be imported"),
+        (":Y", {}, "unknown reward ':Y'"),
+        (".x:Y", {}, "unknown reward '.x:Y'"),
+        ("test_base:Needy", {}, "does not take these options: missing a required argument: 'value'"),
         ("recast.rewards.base:Nothing", {}, "there is no 'Nothing' in recast.rewards.base"),
         ("recast.rewards.base:NAMES", {}, "is a dict, which cannot be called"),
-        ("test_base:brightness", {"speed": 1}, "takes no such option: .*'speed'"),
-        ("test_base:Constant", {"speed": 1}, "takes no such option: .*'speed'"),
+        ("test_base:brightness", {"speed": 1}, "does not take these options: .*'speed'"),
+        ("test_base:Constant", {"speed": 1}, "does not take these options: .*'speed'"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(name: str, options: dict[str, object], words: str) -> None:
@@ -71,7 +85,20 @@ def test_a_reward_that_fails_is_named_and_never_a_zero() -> None:
         RecastError, match="'bad' failed on 2 images, the first for the prompt 'x': ValueError: no such"
     ):
         score({"bad": failing}, IMAGES, ["x", "y"])
+    with pytest.raises(RecastError, match="'picky' failed on 2 images, the first for the prompt 'x': not this one"):
+        score({"picky": picky}, IMAGES, ["x", "y"])
     with pytest.raises(RecastError, match=r"'odd' returned the shape \(3,\) for 2 images"):
         score({"odd": lambda *_: np.zeros(3)}, IMAGES, ["x", "y"])
     with pytest.raises(RecastError, match="'huge' is infinite for the prompt 'y'"):
         score({"huge": lambda *_: np.array([0, np.inf])}, IMAGES, ["x", "y"])
+
+
+def test_images_and_prompts_are_checked_before_any_reward() -> None:
+    broken = IMAGES.clone()
+    broken[1, 0, 0, 0] = float("nan")
+    with pytest.raises(RecastError, match="1 of 2 do not: number 1, for the prompt 'y', goes from nan to nan"):
+        score({"bad": failing}, broken, ["x", "y"])
+    with pytest.raises(RecastError, match="2 images need as many prompts, not 1"):
+        score({"bad": failing}, IMAGES, ["x"])
+    with pytest.raises(RecastError, match="2 prompts need as many rows of metadata, not 1"):
+        score({"bad": failing}, IMAGES, ["x", "y"], [{}])

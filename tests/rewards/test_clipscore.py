@@ -1,12 +1,14 @@
 """ClipScore against transformers' own processor and model, on a tiny checkpoint in the published layout."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
@@ -68,7 +70,7 @@ def test_scores_are_the_cosines_of_model_and_processor(folder: Path) -> None:
     np.testing.assert_allclose(score(images, PROMPTS), cosine.clamp(min=0), atol=2e-3)
 
 
-@pytest.mark.parametrize("size", [(48, 64), (64, 48), (32, 32), (20, 30), (37, 55)])
+@pytest.mark.parametrize("size", [(48, 64), (64, 48), (32, 32), (20, 30), (37, 55), (440, 440), (320, 360)])
 def test_pixels_are_the_processors(folder: Path, size: tuple[int, int]) -> None:
     images, pil = pictures(*size)
     score = ClipScore(folder)
@@ -121,6 +123,41 @@ def test_batches_and_cached_texts_change_nothing(folder: Path) -> None:
     again = whole(images, PROMPTS)
     whole._texts.clear()
     assert (whole(images, PROMPTS) == again).all()
+
+
+def test_long_prompts_are_cut_and_floats_are_rounded_to_8_bits(folder: Path) -> None:
+    images, _ = pictures()
+    score = ClipScore(folder)
+    assert score(images[:1], ["red circle " * 200]).shape == (1,)
+    fine = images * 0.9 + 0.0013
+    rounded = [Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy()) for image in fine]
+    theirs = CLIPImageProcessorPil.from_pretrained(folder)(rounded, return_tensors="pt")["pixel_values"]
+    assert (score.pixels(fine) - theirs).abs().max() < 0.025
+
+
+def test_device_and_dtype_by_name(folder: Path) -> None:
+    images, _ = pictures()
+    half = ClipScore(folder, dtype="bfloat16", device="cpu")
+    assert half.model.dtype == torch.bfloat16
+    np.testing.assert_allclose(half(images, PROMPTS), ClipScore(folder)(images, PROMPTS), atol=0.02)
+    with pytest.raises(RecastError, match="unknown dtype 'half'"):
+        ClipScore(folder, dtype="half")
+    with pytest.raises(RecastError, match="the device 'gpu' cannot be used here"):
+        ClipScore(folder, device="gpu")
+    with pytest.raises(RecastError, match="batch_size must be at least 1, not 0"):
+        ClipScore(folder, batch_size=0)
+
+
+def test_a_checkpoint_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "less")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["visual_projection.weight"]
+    save_file(tensors, tmp_path / "less/model.safetensors", {"format": "pt"})
+    with pytest.raises(RecastError, match="no weights for visual_projection.weight"):
+        ClipScore(tmp_path / "less")
+    (tmp_path / "less/model.safetensors").write_bytes(b"12345678" * 9)
+    with pytest.raises(RecastError, match="no CLIP model in"):
+        ClipScore(tmp_path / "less")
 
 
 def test_a_wrong_folder_or_option_is_one_sentence(folder: Path, tmp_path: Path) -> None:

@@ -63,3 +63,11 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], words: 
     assert result.returncode == 2
     assert words in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("out", ["/proc/nowhere", "file"])
+def test_pretrain_into_a_folder_that_cannot_be_is_one_sentence(out: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, output = invoke("pretrain", "--out", str(tmp_path / out))
+    assert code == 2
+    assert "choose another --out" in output

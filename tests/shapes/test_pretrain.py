@@ -4,9 +4,11 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save
 
 from recast.errors import RecastError
 from recast.shapes import models, pretrain
@@ -23,10 +25,12 @@ class KilledError(Exception):
     """Stands for kill -9: nothing after it runs."""
 
 
-def killed_after(count: int) -> object:
-    def items(steps: Iterable[int], title: str, total: int) -> Iterable[int]:
+def killed_in(title: str, count: int) -> Any:
+    """Progress that kills the run after `count` steps of the part with this title."""
+
+    def items(steps: Iterable[int], found: str, total: int) -> Iterable[int]:
         for done, step in enumerate(steps):
-            if done == count:
+            if found == title and done == count:
                 raise KilledError
             yield step
 
@@ -46,28 +50,107 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_killed_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrain, "EVERY", 2)
     log = pretrain.pretrain(tmp_path / "whole", silent, FLOW, CLIP)
-    for stop in (1, 3, 1):  # before the first state is written, after it, and in the second model
+    parts = tmp_path / "parts"
+    for title, stop in (("flow matching", 1), ("flow matching", 3), ("contrast", 0), ("contrast", 3)):
         with pytest.raises(KilledError):
-            pretrain.pretrain(tmp_path / "parts", killed_after(stop), FLOW, CLIP)  # type: ignore[arg-type]
-    assert pretrain.pretrain(tmp_path / "parts", silent, FLOW, CLIP) == log
-    whole, parts = content(tmp_path / "whole"), content(tmp_path / "parts")
+            pretrain.pretrain(parts, killed_in(title, stop), FLOW, CLIP)
+        assert not (parts / "clip").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrain, "save_folder", raising(KilledError()))
+        with pytest.raises(KilledError):
+            pretrain.pretrain(parts, silent, FLOW, CLIP)
+    assert pretrain.pretrain(parts, silent, FLOW, CLIP) == log
+    whole = content(tmp_path / "whole")
     assert len(whole) > 15
-    assert whole == parts
+    assert whole == content(parts)
     assert [entry["step"] for entry in log["flow"]["log"]] == [2, 4, 5]
 
 
-def test_another_plan_does_not_go_on_from_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def raising(error: Exception) -> Any:
+    def call(*_: Any, **__: Any) -> None:
+        raise error
+
+    return call
+
+
+def test_what_is_saved_is_the_average_of_the_weights(tmp_path: Path) -> None:
+    pretrain.pretrain(tmp_path, silent, FLOW, CLIP)
+    state = load_file(tmp_path / "clip.state.safetensors")
+    saved = load_file(tmp_path / "clip/model.safetensors")
+    averages = {tensor.numpy().tobytes() for name, tensor in state.items() if name.startswith("average.")}
+    weights = {tensor.numpy().tobytes() for name, tensor in state.items() if name.startswith("weight.")}
+    floats = {tensor.numpy().tobytes() for tensor in saved.values() if tensor.is_floating_point()}
+    assert floats == averages
+    assert not floats & weights
+
+
+def test_a_tenth_of_the_prompts_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = models.pipeline(0)
+    texts: list[str] = []
+    encode = pipe.encode_prompt
+
+    def spy(prompt: list[str], *rest: Any, **more: Any) -> Any:
+        texts.extend(prompt)
+        return encode(prompt, *rest, **more)
+
+    monkeypatch.setattr(pipe, "encode_prompt", spy)
+    loss = pretrain.flow_loss(pipe, replace(pretrain.FLOW, batch=256))
+    with torch.no_grad():
+        loss(0)
+    assert 0.05 < texts.count("") / len(texts) < 0.16
+
+
+def test_another_plan_or_world_does_not_go_on_from_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrain, "EVERY", 2)
     with pytest.raises(KilledError):
-        pretrain.pretrain(tmp_path, killed_after(3), FLOW, CLIP)  # type: ignore[arg-type]
-    with pytest.raises(RecastError, match="made by another plan"):
-        pretrain.pretrain(tmp_path, silent, replace(FLOW, seed=9), CLIP)
+        pretrain.pretrain(tmp_path, killed_in("contrast", 3), FLOW, CLIP)
+    for plans in ((replace(FLOW, seed=9), CLIP), (FLOW, replace(CLIP, seed=9))):
+        with pytest.raises(RecastError, match="made by another plan"):
+            pretrain.pretrain(tmp_path, raising(AssertionError()), *plans)  # before any step is taken
+    monkeypatch.setattr(pretrain, "_world", lambda: "another")
+    with pytest.raises(RecastError, match="made in another version of the world"):
+        pretrain.pretrain(tmp_path, silent, FLOW, CLIP)
 
 
-def test_threads_are_left_as_they_were(tmp_path: Path) -> None:
-    before = torch.get_num_threads()
+@pytest.mark.parametrize("data", [b"", b"garbage", save({"x": torch.zeros(1)})])
+def test_a_state_that_is_none_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "flow.state.safetensors").write_bytes(data)
+    with pytest.raises(RecastError, match=r"flow.state.safetensors .*remove it, or choose another --out"):
+        pretrain.pretrain(tmp_path, silent, FLOW, CLIP)
+
+
+def test_a_state_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrain, "EVERY", 2)
     with pytest.raises(KilledError):
-        pretrain.pretrain(tmp_path, killed_after(0), FLOW, CLIP)  # type: ignore[arg-type]
+        pretrain.pretrain(tmp_path, killed_in("flow matching", 2), FLOW, CLIP)
+    before = (tmp_path / "flow.state.safetensors").read_bytes()
+    monkeypatch.setattr(pretrain, "save_file", raising(OSError("disk full")))
+    with pytest.raises(RecastError, match="the state cannot be written: disk full"):
+        pretrain.pretrain(tmp_path, silent, FLOW, CLIP)
+    assert (tmp_path / "flow.state.safetensors").read_bytes() == before
+
+
+def test_a_folder_of_someone_elses_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "clip").mkdir()
+    (tmp_path / "clip/photo.png").write_text("mine")
+    with pytest.raises(RecastError, match="is there already and is no model of this world"):
+        pretrain.pretrain(tmp_path, raising(AssertionError()), FLOW, CLIP)
+    assert (tmp_path / "clip/photo.png").read_text() == "mine"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecastError, match="remove it, or choose another --out"):
+        pretrain.pretrain(tmp_path / "file", silent, FLOW, CLIP)
+
+
+def test_two_threads_inside_and_as_before_outside(tmp_path: Path) -> None:
+    before, seen = torch.get_num_threads(), []
+
+    def watching(items: Iterable[int], title: str, total: int) -> Iterable[int]:
+        seen.append(torch.get_num_threads())
+        raise KilledError
+
+    with pytest.raises(KilledError):
+        pretrain.pretrain(tmp_path, watching, FLOW, CLIP)
+    assert seen == [2]
     assert torch.get_num_threads() == before
 
 

@@ -67,7 +67,20 @@ def test_parse_inverts_sentence(include: list[dict[str, object]], relation: str 
     assert prompts.parse(prompts.sentence(include)) == tuple(include)
 
 
-@pytest.mark.parametrize("text", ["", "a dog", "a red circle near a blue square", "five red circles", "a red"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a dog",
+        "a red circle near a blue square",
+        "five red circles",
+        "a red",
+        "a red circles",
+        "two red square",
+        "a orange cross",
+        "three blue crosss",
+    ],
+)
 def test_words_outside_the_grammar_are_named(text: str) -> None:
     with pytest.raises(RecastError, match="is not of the shapes world"):
         prompts.parse(text)
@@ -76,3 +89,9 @@ def test_words_outside_the_grammar_are_named(text: str) -> None:
 def test_an_unknown_split_is_named() -> None:
     with pytest.raises(RecastError, match="unknown split 'dev': choose one of train, validation, test"):
         prompts.load("dev")  # type: ignore[arg-type]
+
+
+def test_what_parse_returns_is_the_callers_own() -> None:
+    prompts.parse("a red circle")[0]["count"] = 3
+    assert prompts.parse("a red circle")[0]["count"] == 1
+    assert prompts.parse("  A Red   circle ") == prompts.parse("a red circle")

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from recast import config
+from recast.errors import RecastError
 from recast.flow import sd3
 from recast.shapes import detect, prompts, render, vae
 
@@ -110,3 +111,15 @@ def test_components_are_orthonormal_and_shipped_as_fitted() -> None:
     full = vae.fit()
     assert shipped.config.scaling_factor == pytest.approx(full.config.scaling_factor)
     torch.testing.assert_close(shipped.components[:8], full.components[:8], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("two red circles left of a blue square", "between single objects, not in 'two red circles left of"),
+        (" and ".join(["four red circles"] * 5), "room for 16 objects, not for 20"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(text: str, words: str) -> None:
+    with pytest.raises(RecastError, match=words):
+        render.render([{"include": prompts.parse(text)}], 0)

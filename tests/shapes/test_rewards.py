@@ -48,7 +48,7 @@ def test_the_renderer_is_perfect_on_every_prompt(judges: dict[str, Any]) -> None
         assert (scores["composition"] == 1).all()
         assert scores["detail"].min() > 0.97
         assert scores["background"].min() > 0.99
-        assert scores["census"].mean() > 0.97
+        assert (scores["census"] == 1).all()
         assert scores["alignment"].mean() > 0.95
 
 
@@ -94,12 +94,94 @@ def test_detection_of_every_object_in_every_cell() -> None:
     assert reading.error[reading.drawn].max() < 0.005
 
 
+def smear(image: torch.Tensor) -> torch.Tensor:
+    """Something in cell 10 that is no object."""
+    image = image.clone()
+    image[:, :, 33:47, 33:47] -= torch.linspace(0, 0.5, 14)
+    return image
+
+
 def test_a_smear_is_drawn_but_is_no_object() -> None:
-    image = draw()
-    image[:, :, 16:32, 16:32] -= torch.linspace(0, 0.5, 16)
-    reading = detect.read(image)
-    assert reading.drawn[0].nonzero().flatten().tolist() == [5]
+    reading = detect.read(smear(draw()))
+    assert reading.drawn[0].nonzero().flatten().tolist() == [10]
     assert not reading.certain.any()
+
+
+def test_a_smear_beside_the_right_object_costs_every_rule_something() -> None:
+    right = draw((5, "red", "circle"))
+    assert rewards.Composition()(smear(right), ["a red circle"])[0] == 0.75  # one thing too many is drawn
+    assert rewards.Detail()(smear(right), [""])[0] < 0.6
+    assert rewards.Background()(smear(right), [""])[0] < 0.1
+
+
+@pytest.mark.parametrize(("strength", "certain"), [(1.0, True), (0.8, True), (0.3, False)])
+def test_a_faded_object_is_one_down_to_half_of_what_it_was(strength: float, certain: bool) -> None:
+    paper, whole = draw(), draw((5, "red", "circle"))
+    reading = detect.read(paper + strength * (whole - paper))
+    assert bool(reading.certain[0, 5]) is certain
+    assert bool(reading.drawn[0, 5])
+
+
+@pytest.mark.parametrize(("depth", "drawn"), [(0.09, False), (0.16, True)])
+def test_a_faint_blot_is_paper_and_a_darker_one_is_drawn(depth: float, drawn: bool) -> None:
+    image = draw()
+    image[:, :, 20:28, 20:28] -= depth  # a quarter of the cell: root mean square depth / 2
+    assert bool(detect.read(image).drawn.any()) is drawn
+
+
+def test_what_surrounds_an_object_decides_which_it_is() -> None:
+    """A large square's middle is a small square's whole: only what is around it tells them apart."""
+    held = np.full((1, 16), render.EMPTY)
+    small = held[0, 5] = render.objects().index("square", "blue", 0)
+    image = render.draw(held, render.paper(1, np.random.default_rng(0)))
+    assert detect.read(image).held[0, 5] == small
+    junk = draw((5, "blue", "cross"))
+    around = junk.clone()
+    around[:, :, 18:21, 18:21] -= 0.2  # beside the cross, inside its cell
+    assert rewards.Background()(junk, [""])[0] > 0.99
+    assert rewards.Background()(around, [""])[0] < 0.6
+
+
+def test_background_wants_the_worlds_paper() -> None:
+    flat = torch.ones(1, 3, 64, 64)
+    assert rewards.Background()(0 * flat, [""])[0] < 0.01
+    assert rewards.Background()(flat * torch.tensor([0.9, 0.1, 0.1]).view(3, 1, 1), [""])[0] < 0.01
+    stored = (render.render(prompts.load("test"), 0) * 255).round() / 255
+    assert rewards.Background()(stored, [row["prompt"] for row in prompts.load("test")]).mean() > 0.95
+
+
+def test_census_sees_full_rows_and_ignores_specks() -> None:
+    row = draw(*((cell, "blue", "square") for cell in (4, 5, 6, 7)))
+    assert rewards.Census()(row, ["four blue squares"])[0] == 1
+    speck = draw((5, "red", "circle"))
+    speck[:, :, 40:44, 40:45] = 0.1
+    assert rewards.Census()(speck, ["a red circle"])[0] == 1
+    speck[:, :, 40:46, 40:46] = 0.1
+    assert rewards.Census()(speck, ["a red circle"])[0] < 1
+
+
+def test_census_judges_a_relation_between_mean_places() -> None:
+    text = "a red circle left of a blue square"
+    mostly = draw((3, "red", "circle"), (4, "red", "circle"), (6, "blue", "square"))  # columns 3 and 0, and 2
+    rarely = draw((3, "red", "circle"), (5, "red", "circle"), (4, "blue", "square"))  # columns 3 and 1, and 0
+    assert rewards.Census()(mostly, [text])[0] == pytest.approx(2 * 2 / 5)
+    assert rewards.Census()(rarely, [text])[0] == pytest.approx(2 / 5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_image_is_an_error_and_not_a_score(name: str, judges: dict[str, Any]) -> None:
+    good = draw((5, "red", "circle"))
+    broken = good.clone()
+    broken[0, 0, 40, 40] = float("nan")
+    for bad in (255 * good, 2 * good - 1, broken, good / 0):
+        with pytest.raises(RecastError, match=r"must lie in \[0, 1\] and be finite"):
+            judges[name](bad, ["a red circle"])
+    with pytest.raises(RecastError, match="float tensors"):
+        judges[name]((255 * good).byte(), ["a red circle"])
+    with pytest.raises(RecastError, match="1 images need as many prompts, not 2"):
+        judges[name](good, ["a red circle"] * 2)
+    assert judges[name](good[:0], []).shape == (0,)
+    assert judges[name](good.bfloat16(), ["a red circle"])[0] > 0.5
 
 
 def test_detail_falls_with_blur_and_noise_and_not_with_meaning() -> None:
@@ -121,8 +203,11 @@ def test_background_falls_with_blotches_and_not_with_objects() -> None:
     stained = few.clone()
     stained[:, :, 40:48, 40:48] -= 0.05
     seam = few.clone()
-    seam[:, :, :, :32] += 0.01
+    seam[:, :, :, :32] -= 0.01
     assert background(stained, [""])[0] < 0.6
+    inside = few.clone()
+    inside[:, :, 36:44, 36:44] -= 0.04  # strictly inside an empty cell, too faint to be drawn
+    assert background(inside, [""])[0] < 0.7
     assert background(seam, [""])[0] < 0.65
 
 
@@ -148,13 +233,25 @@ def test_alignment_ranks_the_right_prompt_first(judges: dict[str, Any]) -> None:
     assert alignment(images.roll(1, 0), texts).mean() < 0.4
 
 
+def test_alignment_counts(judges: dict[str, Any]) -> None:
+    """An empty paper, one object too few and one too many all score below the right number."""
+    alignment = judges["alignment"]
+    cells = (1, 6, 8, 15)
+    for color, shape in (("red", "circle"), ("blue", "cross"), ("green", "triangle")):
+        images = torch.cat([draw(*((cell, color, shape) for cell in cells[:count])) for count in range(5)])
+        for number, text in ((1, f"a {color} {shape}"), (2, f"two {color} {shape}{'es' if shape == 'cross' else 's'}")):
+            scores = alignment(images, [text] * 5)
+            assert scores.argmax() == number
+            assert scores[0] < scores[number] - 0.2
+
+
 def test_the_base_is_decent_and_clearly_improvable(base_images: Any, judges: dict[str, Any]) -> None:
     images, texts = base_images
     holds, asked = judges["composition"].clauses(images, texts)
     assert 0.45 < (holds & asked).sum() / asked.sum() < 0.75
     scores = dict(zip(NAMES, base.score(judges, images, texts), strict=True))
     for name, values in scores.items():
-        assert 0.3 < values.mean() < 0.85, name  # room to move for every reward
+        assert 0.3 < values.mean() < 0.8, name  # room to move for every reward
         assert values.std() > 0.05, name
     assert detect.read(images).certain.sum() > 0.9 * detect.read(images).drawn.sum()  # what is drawn is recognisable
 

@@ -7,7 +7,10 @@ aggregation and clipping are applied when curves are made, from the shards alone
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ from recast.core import artifact
 from recast.errors import RecastError
 
 FORMAT = "recast.shards"
+STALE = 120.0
+"""Seconds without a sign of life after which a claim is anyone's."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +65,63 @@ class Shards:
         """Whether a prompt is done."""
         return self.path(name).is_file()
 
+    @contextmanager
+    def claim(self, name: str) -> Iterator[bool]:
+        """Whether this process has a prompt to itself, inside the block; others pass it by.
+
+        A claim is a lock file that is touched while its owner lives. One that was not touched for `STALE` seconds is
+        taken over. Two owners at once would be wasteful, not wrong: they write the same bytes.
+        """
+        lock = self.path(name).with_suffix(".lock")
+        if not self._take(lock):
+            yield False
+            return
+        done = threading.Event()
+
+        def keep() -> None:
+            while not done.wait(STALE / 10):
+                with suppress(OSError):
+                    os.utime(lock)
+
+        beat = threading.Thread(target=keep, daemon=True)
+        beat.start()
+        try:
+            yield True
+        finally:
+            done.set()
+            beat.join()
+            lock.unlink(missing_ok=True)
+
+    def _take(self, lock: Path) -> bool:
+        for _ in range(2):
+            try:
+                os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                return True
+            except FileExistsError:
+                with suppress(FileNotFoundError):  # its owner was done in between
+                    if self._now() - lock.stat().st_mtime < STALE:
+                        return False
+                lock.unlink(missing_ok=True)
+            except OSError as error:
+                raise RecastError(f"{lock}: the prompt cannot be claimed: {error.strerror or error}") from error
+        return False
+
+    def _now(self) -> float:
+        """The file system's own clock: machines that share it may disagree about the time."""
+        probe = self.folder / f".clock-{os.getpid()}-{threading.get_ident()}"
+        probe.touch()
+        try:
+            return probe.stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+
     def write(self, name: str, shard: Shard, inputs: str) -> None:
         """Keep a prompt's scores; `inputs` is the hash of the proposals they came from."""
         from safetensors.numpy import save
 
         tensors = {"scores": np.ascontiguousarray(shard.scores), "evaluations": np.array([shard.evaluations])}
         path = self.path(name)
-        temporary = path.with_name(f".{path.name}.tmp")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             temporary.write_bytes(save(tensors, {"inputs": inputs}))
             temporary.replace(path)

@@ -22,10 +22,12 @@ def generate(
     method: sampling.Method = "dpm2",
     batch: int = 64,
 ) -> Tensor:
-    """Images (B, 3, H, W) in [0, 1], one a prompt and seed, along the flow ODE.
+    """Images (B, 3, H, W) in [0, 1] on the CPU, one a prompt and seed, along the flow ODE.
 
     The start noise of an image is that of its seed alone, as in diffusers with one generator an image.
     """
+    if isinstance(prompts, str) or not prompts:
+        raise RecastError(f"prompts are a list of at least one, not {prompts!r}")
     if len(prompts) != len(seeds):
         raise RecastError(f"{len(prompts)} prompts need as many seeds, not {len(seeds)}")
     if method not in sampling.DETERMINISTIC:
@@ -41,5 +43,6 @@ def generate(
             torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds[start : start + batch]
         ]
         x = torch.cat(noise).to(condition.embeds.device)
-        images.append(policy.decode(sampling.sample(conditioned(policy, condition), x, sigmas, method=method)))
+        latents = sampling.sample(conditioned(policy, condition), x, sigmas, method=method)
+        images.append(policy.decode(latents).cpu())  # a thousand images at 1024² are 12 GB
     return torch.cat(images)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -34,7 +35,8 @@ class Adapters:
     """Two adapters in one transformer, `default` (trained) and `old`, and a switch between them and the base.
 
     Both start alike: A Gaussian with standard deviation 1/rank, B zero, so all three give the base's
-    velocity. Only `default` ever requires gradients, whichever is in use. A newly made instance uses `default`.
+    velocity. They are float32 whatever the base is. Only `default` ever requires gradients, whichever is
+    in use. A newly made instance uses `default`.
     """
 
     def __init__(self, transformer: Any, rank: int = 32, alpha: int = 64, seed: int = 0) -> None:
@@ -45,11 +47,14 @@ class Adapters:
         self.transformer = transformer.requires_grad_(False)
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Already found a `peft_config`")  # the second adapter is meant
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # not torch.manual_seed: that would reseed the GPUs too
             for name in ("default", "old"):
                 config = LoraConfig(r=rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=TARGET)
                 transformer.add_adapter(config, name)
         self._layers = [module for module in transformer.modules() if isinstance(module, LoraLayer)]
+        for layer in self._layers:  # in bfloat16 small steps, and the old policy's average, would round to nothing
+            for part in (layer.lora_A, layer.lora_B):
+                part.float()
         self.parameters, self.old_parameters = self._of("default"), self._of("old")
         self.update_old()
         self.use("default")
@@ -99,20 +104,26 @@ class Adapters:
     def save(self, folder: str | Path, who: Literal["default", "old"] = "default") -> Path:
         """Write an adapter where `pipe.load_lora_weights(folder)` of plain diffusers finds it, atomically.
 
-        Alpha goes into the file's metadata; without it diffusers would take alpha = rank, half the effect.
+        Alpha goes into the file's metadata; without it diffusers would take alpha = rank, half the effect. Diffusers
+        gives the same image to the last bit in float32; in a bfloat16 pipeline it rounds the file's float32.
         """
+        if who not in ("default", "old"):
+            raise RecastError(f"there is no adapter {who!r} to save: choose default or old")
         folder = Path(folder)
         settings = {f"transformer.{key}": value for key, value in self.transformer.peft_config[who].to_dict().items()}
         state = get_peft_model_state_dict(self.transformer, adapter_name=who)
         # Not `save_lora_weights`: with a second key of metadata, safetensors writes the two in random order.
         metadata = {LORA_ADAPTER_METADATA_KEY: json.dumps(settings, indent=2, sort_keys=True, default=sorted)}
-        temporary = folder / f".{FILE}.tmp"
+        temporary = folder / f".{FILE}.{os.getpid()}.tmp"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             save_file({f"transformer.{key}": tensor.contiguous() for key, tensor in state.items()}, temporary, metadata)
             return temporary.replace(folder / FILE)
         except (OSError, SafetensorError) as error:
-            raise RecastError(f"{folder}: the adapter cannot be written: {error}") from error
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            reason = getattr(error, "strerror", None) or error
+            raise RecastError(f"{folder}: the adapter cannot be written: {reason}") from error
 
     def load(self, folder: str | Path, who: Literal["default", "old"] = "default") -> None:
         """Read an adapter back into this transformer; its modules, rank and alpha must be the same."""

@@ -12,26 +12,27 @@ from typing import Any
 import torch
 from diffusers import StableDiffusion3Pipeline
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
+from safetensors import SafetensorError
 from torch import Tensor
 
+from recast import device
 from recast.config import PolicyConfig
 from recast.console import quiet
 from recast.errors import RecastError
 from recast.flow.policy import Condition
 
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, ImportError, AttributeError, RuntimeError, SafetensorError)
 _ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
 
 def load(config: PolicyConfig) -> SD3Policy:
     """The policy a recipe names: a hub name, a local folder, or `shapes`, the embedded world's base."""
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = device.pick(config.device)
     source = str(files("recast.shapes").joinpath("data/pipeline")) if config.model == "shapes" else config.model
-    pipe = load_pipeline(source, getattr(torch, config.dtype))
+    pipe = load_pipeline(source, device.dtype(config.dtype))
     return SD3Policy(
         pipe,
-        device=device,
+        device=where,
         guidance=config.guidance,
         resolution=config.resolution,
         max_sequence_length=config.max_sequence_length,
@@ -42,25 +43,59 @@ def load(config: PolicyConfig) -> SD3Policy:
 
 
 def load_pipeline(source: str | Path, dtype: torch.dtype = torch.float32) -> StableDiffusion3Pipeline:
-    """A `StableDiffusion3Pipeline` from a hub name or folder; parts that its index says are absent stay so."""
-    if str(source).startswith((".", "/", "~")) and not Path(source).is_dir():
-        raise RecastError(f"there is no folder {str(source)!r} to load a pipeline from")
+    """A `StableDiffusion3Pipeline` from a hub name or folder; parts that its index says are absent stay so.
+
+    The VAE is float32 whatever `dtype` is. A checkpoint with tensors missing is refused: its parts would be random.
+    """
+    if str(source).startswith((".", "/", "~")):
+        source = Path(source).expanduser()
+        if not source.is_dir():
+            raise RecastError(f"there is no folder {str(source)!r} to load a pipeline from")
     try:
         with quiet():
             index = StableDiffusion3Pipeline.load_config(source)
-            absent = {name: None for name in ("text_encoder_3", "tokenizer_3") if index.get(name, [None])[0] is None}
-            for part in index.values():
-                # diffusers imports no module because a folder names it; the world's own VAE is known
-                if isinstance(part, (list, tuple)) and part[0] and part[0].startswith("recast."):
-                    importlib.import_module(part[0])
-            pipe = StableDiffusion3Pipeline.from_pretrained(source, torch_dtype=dtype, **absent)
-    except (OSError, ValueError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
+            parts = {name: part for name, part in index.items() if isinstance(part, (list, tuple))}
+            given: dict[str, Any] = {
+                name: None for name in ("text_encoder_3", "tokenizer_3") if parts.get(name, [None])[0] is None
+            }
+            for name, (library, kind) in parts.items():
+                if library == "transformers" and name in _ENCODERS:
+                    given[name] = _encoder(source, name, kind, dtype)
+                elif library and library.startswith("recast."):
+                    importlib.import_module(library)  # diffusers imports no module because a folder names it
+            formats = {"vae": torch.float32, "default": dtype}
+            pipe = StableDiffusion3Pipeline.from_pretrained(source, torch_dtype=formats, **given)
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        ImportError,
+        AttributeError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RecastError(
             f"no Stable Diffusion 3 pipeline in {str(source)!r}: give a hub name or a folder ({reason})"
         ) from error
+    for name in ("transformer", "vae"):
+        empty = [key for key, tensor in getattr(pipe, name).state_dict().items() if tensor.is_meta]
+        if empty:
+            raise RecastError(f"the {name} in {str(source)!r} has no weights for {empty[0]}")
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def _encoder(source: str | Path, name: str, kind: str, dtype: torch.dtype) -> Any:
+    """A text encoder; transformers would fill what its file lacks with random numbers."""
+    import transformers
+
+    found = getattr(transformers, kind)
+    model, report = found.from_pretrained(source, subfolder=name, dtype=dtype, output_loading_info=True)
+    if report["missing_keys"]:
+        raise ValueError(f"{name} has no weights for {min(report['missing_keys'])}")
+    return model
 
 
 class SD3Policy:
@@ -82,7 +117,7 @@ class SD3Policy:
         max_sequence_length: int | None = None,
         cached_prompts: int = 1024,
         offload_text: bool = False,
-        vae_batch: int = 16,
+        vae_batch: int = 4,
     ) -> None:
         self.pipe, self.device, self.guidance = pipe, torch.device(device), guidance
         self.offload_text, self.vae_batch, self.cached_prompts = offload_text, vae_batch, cached_prompts
@@ -93,13 +128,14 @@ class SD3Policy:
         if side % unit or side < unit:
             raise RecastError(f"the resolution {side} is not a multiple of {unit}, as this model needs")
         self.side = side // pipe.vae_scale_factor
+        largest = pipe.transformer.config.pos_embed_max_size * unit
+        if side > largest:
+            raise RecastError(f"the resolution {side} is above {largest}, the largest this model has positions for")
         self._cache: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
         for part in (pipe.transformer, pipe.vae, *self._encoders()):
             part.eval().requires_grad_(False)
         pipe.transformer.to(self.device)
         pipe.vae.to(self.device)
-        if pipe.vae.dtype != torch.float32:
-            pipe.vae.to(torch.float32)
         self._place_text(self.device if not offload_text else torch.device("cpu"))
 
     @property
@@ -124,8 +160,8 @@ class SD3Policy:
     @torch.no_grad()
     def condition(self, prompts: Sequence[str]) -> Condition:
         """The prompts' embeddings, one row each; what was encoded before is not encoded again."""
-        if not prompts:
-            raise RecastError("no prompts to condition on: give at least one")
+        if isinstance(prompts, str) or not prompts:
+            raise RecastError(f"prompts are a list of at least one, not {prompts!r}")
         guided = self.guidance > 1
         rows = self._encode([*prompts, ""] if guided else prompts)
         embeds, pooled = (torch.stack(column).to(self.device) for column in zip(*rows, strict=True))
@@ -188,24 +224,29 @@ class SD3Policy:
         found = {prompt: self._cache[prompt] for prompt in prompts if prompt in self._cache}
         if new:
             self._place_text(self.device)
-            for prompt in new:
-                embeds, _, pooled, _ = self.pipe.encode_prompt(
-                    [prompt],
-                    None,
-                    None,
-                    device=self.device,
-                    do_classifier_free_guidance=False,
-                    max_sequence_length=self.max_sequence_length,
-                )
-                found[prompt] = (embeds[0].cpu(), pooled[0].cpu())
-            if self.offload_text:
-                self._place_text(torch.device("cpu"))
+            try:
+                for prompt in new:
+                    found[prompt] = self._cache[prompt] = self._encode_one(prompt)
+            finally:
+                if self.offload_text:
+                    self._place_text(torch.device("cpu"))
         for prompt in dict.fromkeys(prompts):
             self._cache[prompt] = found[prompt]
             self._cache.move_to_end(prompt)
         while len(self._cache) > self.cached_prompts:
             self._cache.popitem(last=False)
         return [found[prompt] for prompt in prompts]
+
+    def _encode_one(self, prompt: str) -> tuple[Tensor, Tensor]:
+        embeds, _, pooled, _ = self.pipe.encode_prompt(
+            [prompt],
+            None,
+            None,
+            device=self.device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.max_sequence_length,
+        )
+        return embeds[0].cpu(), pooled[0].cpu()
 
     def _encoders(self) -> list[Any]:
         return [part for part in (getattr(self.pipe, name) for name in _ENCODERS) if part is not None]

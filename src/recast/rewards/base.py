@@ -27,6 +27,9 @@ NAMES = {
 """Short names; any other reward is named `package.module:Object`. The last five are the shapes world's."""
 
 
+_ROUNDING = 1e-3
+
+
 class Reward(Protocol):
     """Scores (B,) of images (B, 3, H, W) in [0, 1] for their prompts; NaN where it does not apply."""
 
@@ -43,8 +46,8 @@ def load(name: str, **options: Any) -> Reward:
     A class is called with the options; a function is the reward itself, with the options bound to it.
     """
     target = NAMES.get(name, name)
-    module_name, colon, attribute = target.partition(":")
-    if not colon:
+    module_name, _, attribute = target.partition(":")
+    if not module_name or not attribute or module_name.startswith("."):
         raise RecastError(
             f"unknown reward {name!r}: choose one of {', '.join(NAMES)}, or name your own as package.module:Object"
         )
@@ -57,13 +60,33 @@ def load(name: str, **options: Any) -> Reward:
         raise RecastError(f"the reward {name!r}: there is no {attribute!r} in {module_name}") from None
     if not callable(found):
         raise RecastError(f"the reward {name!r} is a {type(found).__name__}, which cannot be called")
+    made = inspect.isclass(found)
     try:
-        inspect.signature(found).bind_partial(**options)
-    except TypeError as error:
-        raise RecastError(f"the reward {name!r} takes no such option: {error}") from None
-    if inspect.isclass(found):
+        signature = inspect.signature(found)
+        signature.bind(**options) if made else signature.bind_partial(**options)
+    except (TypeError, ValueError) as error:
+        raise RecastError(f"the reward {name!r} does not take these options: {error}") from None
+    if made:
         return cast(Reward, found(**options))
     return cast(Reward, functools.partial(found, **options) if options else found)
+
+
+def check_images(images: Tensor, prompts: Sequence[str]) -> None:
+    """Refuse what is not a batch of images in [0, 1] with one prompt each: a wrong range would be scored in silence."""
+    if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
+        raise RecastError(f"images are float tensors (B, 3, H, W), not {images.dtype} {tuple(images.shape)}")
+    if len(images) != len(prompts):
+        raise RecastError(f"{len(images)} images need as many prompts, not {len(prompts)}")
+    if not images.numel():
+        return
+    low, high = images.flatten(1).amin(1), images.flatten(1).amax(1)
+    wrong = (~((low >= -_ROUNDING) & (high <= 1 + _ROUNDING))).nonzero().flatten().tolist()
+    if wrong:
+        k = wrong[0]
+        raise RecastError(
+            f"images must lie in [0, 1] and be finite, but {len(wrong)} of {len(images)} do not: number {k}, for the "
+            f"prompt {prompts[k]!r}, goes from {low[k]:g} to {high[k]:g}"
+        )
 
 
 def score(
@@ -76,17 +99,18 @@ def score(
 
     A reward that raises, or returns anything but one finite or NaN score an image, is an error that names it.
     """
+    check_images(images, prompts)
+    if metadata is not None and len(metadata) != len(prompts):
+        raise RecastError(f"{len(prompts)} prompts need as many rows of metadata, not {len(metadata)}")
     table = []
     for name, reward in rewards.items():
         try:
             values = np.asarray(reward(images, prompts, metadata), dtype=np.float64)
-        except RecastError as error:
-            raise RecastError(f"the reward {name!r} failed on {len(prompts)} images: {error}") from error
         except Exception as error:
+            reason = str(error) if isinstance(error, RecastError) else f"{type(error).__name__}: {error}"
             first = prompts[0] if prompts else ""
             raise RecastError(
-                f"the reward {name!r} failed on {len(prompts)} images, the first for the prompt {first!r}: "
-                f"{type(error).__name__}: {error}"
+                f"the reward {name!r} failed on {len(prompts)} images, the first for the prompt {first!r}: {reason}"
             ) from error
         if values.shape != (len(images),):
             raise RecastError(f"the reward {name!r} returned the shape {values.shape} for {len(images)} images")

@@ -1,4 +1,4 @@
-"""ClipScore: the cosine of CLIP's image and text embeddings, clamped at 0."""
+"""ClipScore: the cosine of CLIP's image and text embeddings, negative ones clamped at 0."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional
 
+from recast import device as devices
 from recast.console import quiet
 from recast.errors import RecastError
+from recast.rewards.base import check_images
 
 Preprocess = Literal["processor", "nft"]
 
@@ -29,22 +32,30 @@ class ClipScore:
         self,
         model: str | Path = "openai/clip-vit-large-patch14",
         preprocess: Preprocess = "processor",
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
+        device: str = "auto",
+        dtype: str = "float32",
         batch_size: int = 64,
     ) -> None:
-        from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
-
+        try:
+            from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
+        except ImportError as error:
+            raise RecastError(f"clipscore needs transformers 5 or later ({error})") from error
         if preprocess not in get_args(Preprocess):
             raise RecastError(f"clipscore knows the preprocessing 'processor' and 'nft', not {preprocess!r}")
+        if batch_size < 1:
+            raise RecastError(f"clipscore's batch_size must be at least 1, not {batch_size}")
+        where, numbers = devices.pick(device), devices.dtype(dtype)
         try:
             with quiet():
-                self.model = CLIPModel.from_pretrained(model).to(device, dtype).eval().requires_grad_(False)
+                loaded, report = CLIPModel.from_pretrained(model, output_loading_info=True)
+                if report["missing_keys"]:
+                    raise ValueError(f"it has no weights for {min(report['missing_keys'])}")
                 self.processor = CLIPImageProcessorPil.from_pretrained(model)
                 self.tokenizer = AutoTokenizer.from_pretrained(model)
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise RecastError(f"no CLIP model in {str(model)!r}: give a hub name or a folder ({reason})") from error
+        self.model = loaded.to(where, numbers).eval().requires_grad_(False)
         self.preprocess, self.batch_size = preprocess, batch_size
         self._texts: dict[str, Tensor] = {}
 
@@ -52,12 +63,15 @@ class ClipScore:
     def __call__(
         self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
-        """max(0, cos) for each image and its prompt."""
+        """cos, clamped to [0, 1], for each image and its prompt."""
+        check_images(images, prompts)
+        if not prompts:
+            return np.empty(0)
         texts = self.text_features(prompts)
         scores = []
         for part, text in zip(images.split(self.batch_size), texts.split(self.batch_size), strict=True):
             scores.append((self.image_features(part) * text).sum(-1))
-        return torch.cat(scores).clamp(min=0).double().cpu().numpy()
+        return torch.cat(scores).clamp(0, 1).double().cpu().numpy()
 
     def image_features(self, images: Tensor) -> Tensor:
         """Normalised embeddings (B, d) of images in [0, 1]."""
@@ -80,8 +94,8 @@ class ClipScore:
         shortest = self.processor.size["shortest_edge"]
         crop = (self.processor.crop_size["height"], self.processor.crop_size["width"])
         height, width = images.shape[-2:]
-        ratio = shortest / min(height, width)
-        size = (shortest, int(width * ratio)) if height <= width else (int(height * ratio), shortest)
+        wide = height <= width
+        size = (shortest, int(shortest * width / height)) if wide else (int(shortest * height / width), shortest)
         images = images.float().clamp(0, 1)
         if self.preprocess == "processor":
             images = (images * 255).round()

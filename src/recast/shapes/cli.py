@@ -30,7 +30,6 @@ def pretrain(
         from recast.core import artifact
         from recast.shapes import pretrain as stage
     log = stage.pretrain(out, progress, stage.FLOW, stage.CLIP)
-    log["scores"] = stage.measure(out / "pipeline", out / "clip")
     artifact.write(out / "log.json", "recast.shapes.log", log)
     for name, value in log["scores"].items():
         console.print(f"{name:12} {value:.3f}")

@@ -17,6 +17,7 @@ from recast.shapes import render
 
 DRAWN = 0.06
 """Root mean square difference from paper above which a cell has something on it; an object makes 0.2 to 0.4."""
+_ROUNDING = 1 / 255**2 / 12
 EXPLAINED = 0.5
 """An object is one when it leaves at most this share of that difference, as a ratio of root mean squares."""
 
@@ -26,7 +27,8 @@ class Reading:
     """A batch of images, cell by cell (B, 16).
 
     `drawn`: something is there. `held`: the object it is closest to. `certain`: it is that object.
-    `error`: root mean square over the object's own pixels. `paper_error` (B,): the same over all paper.
+    `error`: root mean square over the object's own pixels. `paper_error` (B,): the same over everything else, that is
+    over all pixels that no certain object covers.
     """
 
     drawn: Tensor
@@ -67,8 +69,10 @@ def read(images: Tensor) -> Reading:
     drawn = there > DRAWN**2 * 3 * pixels
     own = inside.gather(-1, held[..., None])[..., 0] / (3 * touched.sum(1)[held])
     certain = drawn & (left < EXPLAINED**2 * there)
-    ring = torch.where(drawn[..., None], _ring(), torch.ones(1))
-    stray = (square * ring).sum((1, 2)) / (3 * ring.expand_as(square).sum((1, 2)))
+    open_paper = 1 - certain[..., None] * touched[held]
+    stray = (square * open_paper).sum((1, 2)) / (3 * open_paper.sum((1, 2)))
+    # Images that were stored in 8 bits are as clean as those that were not.
+    stray = (stray - _ROUNDING).clamp(min=0)
     return Reading(drawn, held, certain, own.clamp(min=0).sqrt(), stray.sqrt())
 
 
@@ -91,7 +95,7 @@ def _paper_fit() -> Tensor:
 
 
 def _paper(images: Tensor) -> Tensor:
-    """The paper under the objects (B, 3, 64, 64), from the pixels that objects never cover."""
+    """The paper under the objects (B, 3, 64, 64), from the pixels that objects never cover, in the world's pastels."""
     ring = render.from_cells(_ring().expand(1, render.CELLS, 1, -1))[0, 0].bool()
-    column = images[:, :, ring] @ _paper_fit().T
+    column = (images[:, :, ring] @ _paper_fit().T).clamp(*render.PAPER)
     return column[..., None].expand_as(images)

@@ -6,18 +6,20 @@ written every few steps, so a killed run goes on where it was and ends with the 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from diffusers.training_utils import EMAModel
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import Parameter, functional
@@ -102,32 +104,60 @@ def _store(
         tensors |= {f"weight.{k}": parameter.data, f"average.{k}": average.shadow_params[k]}
         tensors |= {f"first.{k}": moments["exp_avg"], f"second.{k}": moments["exp_avg_sq"]}
     temporary = path.with_name(f".{path.name}.tmp")
-    header = {"plan": json.dumps(asdict(plan)), "step": str(step), "log": json.dumps(log)}
-    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, temporary, header)
-    temporary.replace(path)
+    header = {"plan": json.dumps(asdict(plan)), "world": _world(), "step": str(step), "log": json.dumps(log)}
+    try:
+        save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, temporary, header)
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise RecastError(f"{path}: the state cannot be written: {error}") from error
 
 
 def _restore(
     path: Path, plan: Plan, parameters: Sequence[Parameter], optimizer: torch.optim.AdamW, average: EMAModel
 ) -> tuple[int, list[dict[str, float]]]:
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if not check_state(path, plan):
         return 0, []
-    with safe_open(path, "pt") as file:
-        header = file.metadata()
-        if header["plan"] != json.dumps(asdict(plan)):
-            raise RecastError(f"{path} was made by another plan ({header['plan']}): remove it, or choose another --out")
-        step = int(header["step"])
-        for k, parameter in enumerate(parameters):
-            parameter.data.copy_(file.get_tensor(f"weight.{k}"))
-            average.shadow_params[k].copy_(file.get_tensor(f"average.{k}"))
-            optimizer.state[parameter] = {
-                "step": torch.tensor(float(step)),
-                "exp_avg": file.get_tensor(f"first.{k}"),
-                "exp_avg_sq": file.get_tensor(f"second.{k}"),
-            }
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata()
+            step = int(header["step"])
+            for k, parameter in enumerate(parameters):
+                parameter.data.copy_(file.get_tensor(f"weight.{k}"))
+                average.shadow_params[k].copy_(file.get_tensor(f"average.{k}"))
+                optimizer.state[parameter] = {
+                    "step": torch.tensor(float(step)),
+                    "exp_avg": file.get_tensor(f"first.{k}"),
+                    "exp_avg_sq": file.get_tensor(f"second.{k}"),
+                }
+    except (SafetensorError, RuntimeError, KeyError) as error:
+        raise RecastError(f"{path} is of another model ({error}): remove it, or choose another --out") from error
     average.optimization_step = step
     return step, json.loads(header["log"])
+
+
+def check_state(path: Path, plan: Plan) -> bool:
+    """Whether there is a state to go on from; one that this plan and this world did not make is an error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            return False
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise RecastError(f"{path} cannot be used ({error}): remove it, or choose another --out") from error
+    if header.get("plan") != json.dumps(asdict(plan)):
+        raise RecastError(f"{path} was made by another plan ({header.get('plan')}): remove it, or choose another --out")
+    if header.get("world") != _world():
+        raise RecastError(f"{path} was made in another version of the world: remove it, or choose another --out")
+    return True
+
+
+@cache
+def _world() -> str:
+    """Hash of what the models learn from, beside the plan: some prompts, and how they are drawn."""
+    rows = prompts.load("train")
+    drawn = render.render(rows[:64], 0).numpy().tobytes()
+    return hashlib.sha256(drawn + json.dumps(rows).encode()).hexdigest()
 
 
 def flow_loss(pipe: Any, plan: Plan) -> Callable[[int], Tensor]:
@@ -162,7 +192,11 @@ def flow_loss(pipe: Any, plan: Plan) -> Callable[[int], Tensor]:
 
 
 def clip_loss(model: Any, processor: Any, plan: Plan) -> Callable[[int], Tensor]:
-    """Contrast of renders and their prompts in both directions, on images with some noise added."""
+    """Contrast of renders and their prompts in both directions, on images with some noise added.
+
+    To a prompt, not only other prompts' images are wrong: so is half a batch of its own with an object less, or one
+    more. Without those CLIP does not learn to count, and an empty paper scores well for a single object.
+    """
     rows = prompts.load("train")
     mean = torch.tensor(processor.image_processor.image_mean).view(3, 1, 1)
     std = torch.tensor(processor.image_processor.image_std).view(3, 1, 1)
@@ -170,21 +204,43 @@ def clip_loss(model: Any, processor: Any, plan: Plan) -> Callable[[int], Tensor]
     def loss(step: int) -> Tensor:
         rng = np.random.default_rng([plan.seed, step])
         chosen = [rows[k] for k in rng.permutation(len(rows))[: plan.batch]]
-        images = render.render(chosen, int(rng.integers(2**31)))
+        held = np.stack([render.scene(row["include"], rng) for row in chosen])
+        held = np.concatenate([held, _miscounted(held[: plan.batch // 2], rng)])
+        images = render.draw(held, render.paper(len(held), rng))
         images = images + torch.tensor(rng.standard_normal(images.shape) * rng.uniform(0, 0.1)).float()
         texts = processor.tokenizer(
             [row["prompt"] for row in chosen], padding="max_length", truncation=True, return_tensors="pt"
         )
-        return model(pixel_values=(images - mean) / std, **texts, return_loss=True).loss
+        logits = model(pixel_values=(images - mean) / std, **texts).logits_per_text
+        right = torch.arange(plan.batch)
+        forward = functional.cross_entropy(logits, right)
+        return 0.5 * (forward + functional.cross_entropy(logits[:, : plan.batch].T, right))
 
     return loss
 
 
+def _miscounted(held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The scenes with one object taken away, or one of theirs drawn once more."""
+    changed = held.copy()
+    for scene in changed:
+        full, empty = np.flatnonzero(scene != render.EMPTY), np.flatnonzero(scene == render.EMPTY)
+        one = rng.choice(full)
+        if rng.random() < 0.5:
+            scene[one] = render.EMPTY
+        else:
+            scene[rng.choice(empty)] = scene[one]
+    return changed
+
+
 def pretrain(out: Path, progress: Progress, flow: Plan, clip: Plan) -> dict[str, Any]:
-    """`out/pipeline` and `out/clip` from nothing; returns the plans and the losses.
+    """`out/pipeline` and `out/clip` from nothing; returns the plans, the losses and the scores on validation prompts.
 
     On two threads whatever the machine has: another number adds in another order and gives other weights.
     """
+    for name, plan in (("flow", flow), ("clip", clip)):
+        check_state(out / f"{name}.state.safetensors", plan)
+    for name in ("pipeline", "clip"):
+        _ours(out / name)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -204,20 +260,31 @@ def pretrain(out: Path, progress: Progress, flow: Plan, clip: Plan) -> dict[str,
         loss = clip_loss(model, processor, clip)
         clip_log = fit(parameters, loss, clip, out / "clip.state.safetensors", progress, "contrast")
         save_folder(model, out / "clip", processor)
+        scores = measure(out / "pipeline", out / "clip")
     finally:
         torch.set_num_threads(threads)
-    return {"flow": asdict(flow) | {"log": flow_log}, "clip": asdict(clip) | {"log": clip_log}}
+    return {"flow": asdict(flow) | {"log": flow_log}, "clip": asdict(clip) | {"log": clip_log}, "scores": scores}
+
+
+def _ours(folder: Path) -> None:
+    """Refuse to write over a folder that no earlier run left there."""
+    known = ("model_index.json", "config.json")
+    if folder.is_symlink() or (folder.exists() and not any((folder / name).is_file() for name in known)):
+        raise RecastError(f"{folder} is there already and is no model of this world: choose another --out")
 
 
 def save_folder(model: Any, folder: Path, *more: Any) -> None:
-    """Save models by `save_pretrained` into a folder that appears complete or not at all."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    """Save models by `save_pretrained`; the folder is always the old one or the new one, whole."""
+    new, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
     with quiet():
         for each in (model, *more):
-            each.save_pretrained(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.replace(folder)
+            each.save_pretrained(new)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def measure(

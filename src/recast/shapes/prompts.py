@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from importlib.resources import files
 from itertools import combinations, islice, product
 from typing import Any, Literal
@@ -27,7 +26,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 """What is chosen by looking is chosen on `validation`; `test` only reports."""
 
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-_PHRASE = re.compile(rf"({'|'.join(NUMBERS)}|an) ({'|'.join(COLORS)}) (circle|square|triangle|cross)(s|es)?")
+_PHRASE = re.compile(rf"({'|'.join(NUMBERS)}|an) ({'|'.join(COLORS)}) ({'|'.join(SHAPES)})(?:s|es)?")
 Include = dict[str, Any]
 _TAGS = {
     "single": (20, 1, 3),
@@ -47,10 +46,9 @@ def load(split: Split) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@lru_cache(maxsize=4096)
-def parse(prompt: str) -> tuple[Mapping[str, Any], ...]:
+def parse(prompt: str) -> tuple[Include, ...]:
     """The `include` entries that a prompt of the grammar asks for."""
-    text = prompt.strip().lower()
+    text = " ".join(prompt.lower().split())
     for relation in RELATIONS:
         first, found, second = text.partition(f" {relation} ")
         if found:
@@ -58,16 +56,17 @@ def parse(prompt: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(_entry(part, prompt) for part in text.split(" and "))
 
 
-def _entry(phrase: str, prompt: str) -> Include:
-    match = _PHRASE.fullmatch(phrase)
-    if match is None:
-        raise RecastError(
-            f"the prompt {prompt!r} is not of the shapes world at {phrase!r}: it knows phrases like "
-            f"'two red circles', joined by 'and' or by one of {', '.join(RELATIONS)}"
-        )
-    number, color, shape, _ = match.groups()
-    count = NUMBERS.index("a" if number == "an" else number) + 1
-    return {"class": shape, "count": count, "color": color}
+def _entry(text: str, prompt: str) -> Include:
+    match = _PHRASE.fullmatch(text)
+    if match is not None:
+        number, color, shape = match.groups()
+        entry = {"class": shape, "count": NUMBERS.index("a" if number == "an" else number) + 1, "color": color}
+        if phrase(entry) == text:
+            return entry
+    raise RecastError(
+        f"the prompt {prompt!r} is not of the shapes world at {text!r}: it knows phrases like "
+        f"'two red circles', joined by 'and' or by one of {', '.join(RELATIONS)}"
+    )
 
 
 def phrase(entry: Mapping[str, Any]) -> str:

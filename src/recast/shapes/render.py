@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recast.errors import RecastError
 from recast.shapes import prompts
 
 CELL, GRID = 16, 4
@@ -31,6 +32,8 @@ PALETTE = {
     "purple": (0.56, 0.22, 0.68),
 }
 INK = 0.10
+PAPER = (0.76, 1.0)
+"""Darkest and brightest that paper gets, in any channel."""
 _OUTLINE, _GLINT, _FINE = 1.2, 1.25, 8
 EMPTY = -1
 
@@ -101,7 +104,12 @@ def scene(include: Sequence[Mapping[str, Any]], rng: np.random.Generator) -> np.
     """Which object each cell holds (16,), `EMPTY` for none: what the prompt asks for, placed at random."""
     table = objects()
     cells = rng.permutation(CELLS)
+    wanted = sum(entry["count"] for entry in include)
+    if wanted > CELLS:
+        raise RecastError(f"a scene has room for {CELLS} objects, not for {wanted}")
     if "position" in include[-1]:
+        if any(entry["count"] != 1 for entry in include):
+            raise RecastError(f"a relation is drawn between single objects, not in {prompts.sentence(include)!r}")
         relation, _ = include[-1]["position"]
         a, b = rng.permutation(np.argwhere(relation_holds(relation)))[0]
         cells = np.array([b, a])

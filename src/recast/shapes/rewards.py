@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
+from recast.rewards.base import check_images
 from recast.rewards.clipscore import ClipScore
 from recast.shapes import detect, prompts, render
 
@@ -66,7 +67,7 @@ class Composition:
     """GenEval's kind: the share of the prompt's clauses that the detector confirms.
 
     For each thing asked for: the shape is there, it is there in its colour, the number is exact. For the whole: its
-    relation, if it names one, holds between all that are there; and nothing else is drawn.
+    relation, if it names one, holds between all that are there; and as many things are drawn as were asked for.
     """
 
     def __call__(self, images: Tensor, texts: Sequence[str], metadata: Metadata = None) -> Array:
@@ -76,6 +77,7 @@ class Composition:
 
     def clauses(self, images: Tensor, texts: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which clauses hold and which are asked, both (B, clauses)."""
+        check_images(images, texts)
         want, reading = wanted(texts), detect.read(images)
         kind = torch.where(reading.certain, reading.held // len(render.RADII), KINDS).numpy()
         where = np.arange(KINDS)[:, None] == kind[:, None, :]  # (B, kinds, cells)
@@ -86,9 +88,11 @@ class Composition:
         clean = reading.drawn.numpy().sum(1) == want.counts.sum((1, 2))
         related = want.relation >= 0
         placed = related & _related(where, want)
-        holds = np.concatenate([each.reshape(len(asked), -1) for each in things] + [placed[:, None], clean[:, None]], 1)
+        holds = np.concatenate(
+            [each.reshape(len(asked), KINDS) for each in things] + [placed[:, None], clean[:, None]], 1
+        )
         every = np.ones((len(asked), 1), bool)
-        return holds, np.concatenate([asked.reshape(len(asked), -1)] * 3 + [related[:, None], every], 1)
+        return holds, np.concatenate([asked.reshape(len(asked), KINDS)] * 3 + [related[:, None], every], 1)
 
 
 def _related(where: NDArray[np.bool_], want: Wanted) -> NDArray[np.bool_]:
@@ -112,6 +116,7 @@ class Detail:
 
     def __call__(self, images: Tensor, texts: Sequence[str], metadata: Metadata = None) -> Array:
         """Mean quality of what is drawn, (B,)."""
+        check_images(images, texts)
         reading = detect.read(images)
         quality = torch.exp(-reading.error / DETAIL_SCALE) * reading.drawn
         return (quality.sum(1) / reading.drawn.sum(1).clamp(min=1)).double().numpy()
@@ -122,6 +127,7 @@ class Background:
 
     def __call__(self, images: Tensor, texts: Sequence[str], metadata: Metadata = None) -> Array:
         """Cleanness of the paper, (B,)."""
+        check_images(images, texts)
         return torch.exp(-detect.read(images).paper_error / BACKGROUND_SCALE).double().numpy()
 
 
@@ -135,21 +141,26 @@ class Alignment(ClipScore):
 class Census:
     """Held out, never trained on: objects as connected components, without templates or cells.
 
-    The F1 of the objects found against those asked for; half of it where a relation does not hold.
+    The F1 of the objects found against those asked for; half of it where a relation does not hold between the mean
+    places of the two kinds.
     """
 
     def __call__(self, images: Tensor, texts: Sequence[str], metadata: Metadata = None) -> Array:
         """F1 of what is there against what was asked for, (B,)."""
+        check_images(images, texts)
+        if not texts:
+            return np.empty(0)
         want = wanted(texts)
         image, kind, centre = components(images)
         found = np.zeros((len(images), KINDS), np.int64)
         np.add.at(found, (image, kind), 1)
-        right = np.minimum(found, want.counts.reshape(len(images), -1)).sum(1)
+        right = np.minimum(found, want.counts.reshape(len(images), KINDS)).sum(1)
         f1 = 2 * right / np.maximum(1, found.sum(1) + want.counts.sum((1, 2)))
-        first = np.full((len(images), KINDS, 2), np.nan)
-        first[image, kind] = centre
+        middle = np.zeros((len(images), KINDS, 2))
+        np.add.at(middle, (image, kind), centre)
+        middle = np.where(found[..., None] > 0, middle / np.maximum(found, 1)[..., None], np.nan)
         rows = np.arange(len(images))
-        offset = first[rows, want.subject] - first[rows, want.target]
+        offset = middle[rows, want.subject] - middle[rows, want.target]
         axis, sign = np.array([(1, -1), (1, 1), (0, -1), (0, 1)])[want.relation].T
         along = offset[rows, axis] * sign
         holds = along > 0.5 * np.hypot(*offset.T)  # False where one of them is missing
@@ -188,7 +199,7 @@ def _measure(images: Tensor) -> tuple[NDArray[np.int64], Array, NDArray[np.int64
     weighted to spread alike. Together they tell disc, square, triangle and cross apart at any size.
     """
     pixels = images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
-    ink = np.abs(pixels - np.median(pixels, axis=2, keepdims=True)).max(-1) > _INK
+    ink = np.abs(pixels - np.median(pixels, axis=(1, 2), keepdims=True)).max(-1) > _INK
     within = np.zeros((3, 3, 3), bool)
     within[1] = True  # neighbours in the same image only
     labels, count = ndimage.label(ink, within)

@@ -1,0 +1,31 @@
+"""Devices and number formats by the names that recipes use."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from recast.errors import RecastError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def pick(name: str) -> torch.device:
+    """The device of a name; `auto` is this process's GPU where there is one, else the CPU."""
+    if name == "auto":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RecastError(f"the device {name!r} cannot be used here ({reason}): try cpu or auto") from error
+    return device
+
+
+def dtype(name: str) -> torch.dtype:
+    """The number format of a name."""
+    if name not in DTYPES:
+        raise RecastError(f"unknown dtype {name!r}: choose one of {', '.join(DTYPES)}")
+    return DTYPES[name]

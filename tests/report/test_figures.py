@@ -1,0 +1,38 @@
+"""Figures hold what they were given: read back from the axes."""
+
+import numpy as np
+import torch
+
+from recast.core.curves import GainCurves
+from recast.report import figures
+
+
+def test_a_contact_sheet_shows_each_image_under_its_prompt() -> None:
+    prompts = [f"prompt {k}" for k in range(10)]
+    rows = {name: torch.rand(10, 3, 4, 4) for name in ("renderer", "base")}
+    sheet = figures.contact_sheet(prompts, rows, [f"note {k}" for k in range(10)])
+    grid = np.array(sheet.axes).reshape(4, 8)
+    for k, prompt in enumerate(prompts):
+        line, column = divmod(k, 8)
+        for r, (name, images) in enumerate(rows.items()):
+            axes = grid[2 * line + r, column]
+            np.testing.assert_allclose(axes.images[0].get_array(), images[k].permute(1, 2, 0), atol=1e-6)
+            assert axes.get_title() == (prompt if r == 0 else "")
+            assert axes.get_xlabel() == (f"note {k}" if r == 1 else "")
+            assert axes.get_ylabel() == (name if column == 0 else "")
+
+
+def test_the_sampling_figure_shows_the_four_panels_of_each_run() -> None:
+    D = np.array([[0.5, 0.4, 0.1, 0.05], [0.9, 0.2, 0.15, 0.1]])
+    runs = {
+        "first": GainCurves(("a", "b"), [0, 0.3, 0.6, 1], D),
+        "second": GainCurves(("a", "b"), [0, 0.3, 0.6, 1], 2 * D),
+    }
+    grid = np.array(figures.sampling_figure(runs).axes).reshape(2, 4)
+    for line, curves in zip(grid, runs.values(), strict=True):
+        shown = [np.array([ln.get_ydata() for ln in axes.lines if ln.get_label() in "ab"]) for axes in line]
+        np.testing.assert_allclose(shown[0], curves.D - curves.D[:, -1:])
+        np.testing.assert_allclose(shown[1], curves.gains)
+        np.testing.assert_allclose(shown[2], curves.normalized())
+        np.testing.assert_allclose(shown[3].sum(0), 1 / 3)
+        np.testing.assert_allclose(shown[3].sum(1), 1 / 2)

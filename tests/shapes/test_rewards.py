@@ -273,5 +273,5 @@ def test_scores_do_not_depend_on_the_batch(base_images: Any, judges: dict[str, A
 def test_bad_images_and_prompts_are_named(judges: dict[str, Any]) -> None:
     with pytest.raises(RecastError, match=r"shapes world are \(B, 3, 64, 64\), not \(1, 3, 48, 48\)"):
         rewards.Detail()(torch.zeros(1, 3, 48, 48), [""])
-    with pytest.raises(RecastError, match="'composition' failed on 1 images: the prompt 'a dog'"):
+    with pytest.raises(RecastError, match="'composition' failed on 1 images, the first for the prompt 'a dog'"):
         base.score({"composition": judges["composition"]}, draw(), ["a dog"])

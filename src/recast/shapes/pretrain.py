@@ -254,11 +254,13 @@ def pretrain(out: Path, progress: Progress, flow: Plan, clip: Plan) -> dict[str,
             progress,
             "flow matching",
         )
+        _forget(pipe.tokenizer, pipe.tokenizer_2)
         save_folder(pipe, out / "pipeline")
         model, processor = models.clip(clip.seed)
         parameters = [p for p in model.parameters() if p.requires_grad]
         loss = clip_loss(model, processor, clip)
         clip_log = fit(parameters, loss, clip, out / "clip.state.safetensors", progress, "contrast")
+        _forget(processor.tokenizer)
         save_folder(model, out / "clip", processor)
         scores = measure(out / "pipeline", out / "clip")
     finally:
@@ -271,6 +273,13 @@ def _ours(folder: Path) -> None:
     known = ("model_index.json", "config.json")
     if folder.is_symlink() or (folder.exists() and not any((folder / name).is_file() for name in known)):
         raise RecastError(f"{folder} is there already and is no model of this world: choose another --out")
+
+
+def _forget(*tokenizers: Any) -> None:
+    """Undo what use leaves in a tokenizer and its file would keep: whether and how far it last padded."""
+    for tokenizer in tokenizers:
+        tokenizer.backend_tokenizer.no_padding()
+        tokenizer.backend_tokenizer.no_truncation()
 
 
 def save_folder(model: Any, folder: Path, *more: Any) -> None:

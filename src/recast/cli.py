@@ -252,7 +252,10 @@ def _estimate(settings: Any, out: Path, reuse: bool = False) -> tuple[Any, Any]:
     with needs("estimating", "train"):
         from recast.estimate import stage
 
-        return stage.estimate(settings, out, progress, reuse)
+        found = stage.estimate(settings, out, progress, reuse)
+    if found is None:  # another process of this launcher writes the curves
+        raise typer.Exit
+    return found
 
 
 def _budget(text: str | None, rewards: tuple[str, ...]) -> dict[str, float]:

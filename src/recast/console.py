@@ -23,6 +23,8 @@ def progress(items: Iterable[Item], title: str, total: int) -> Iterable[Item]:
     """The items, with a bar on the error stream while they last."""
     from rich.progress import track
 
+    if int(os.environ.get("RANK", 0)) > 0:  # one bar is enough where a launcher starts several processes
+        return items
     return track(items, description=title, total=total, console=Console(stderr=True))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -69,8 +70,9 @@ class Shards:
     def claim(self, name: str) -> Iterator[bool]:
         """Whether this process has a prompt to itself, inside the block; others pass it by.
 
-        A claim is a lock file that is touched while its owner lives. One that was not touched for `STALE` seconds is
-        taken over. Two owners at once would be wasteful, not wrong: they write the same bytes.
+        A claim is a lock file that is touched while its owner lives. One that was not touched for `STALE` seconds, or
+        whose owner is known to be dead, is taken over. Two owners at once would be wasteful, not wrong: they write the
+        same bytes.
         """
         lock = self.path(name).with_suffix(".lock")
         if not self._take(lock):
@@ -95,11 +97,13 @@ class Shards:
     def _take(self, lock: Path) -> bool:
         for _ in range(2):
             try:
-                os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                handle = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+                os.write(handle, f"{socket.gethostname()} {os.getpid()}".encode())
+                os.close(handle)
                 return True
             except FileExistsError:
                 with suppress(FileNotFoundError):  # its owner was done in between
-                    if self._now() - lock.stat().st_mtime < STALE:
+                    if self._now() - lock.stat().st_mtime < STALE and not _died_here(lock.read_text()):
                         return False
                 lock.unlink(missing_ok=True)
             except OSError as error:
@@ -144,6 +148,20 @@ class Shards:
                 f"{path} was made from other proposals for the prompt {name!r}: remove it, or choose another --out"
             )
         return shard
+
+
+def _died_here(owner: str) -> bool:
+    """Whether a claim's owner was a process of this machine that is no more."""
+    host, _, pid = owner.partition(" ")
+    if host != socket.gethostname() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +23,26 @@ from recast.estimate.shards import Shard, Shards
 from recast.flow.worlds import exact_mu
 
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
+RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+"""This process among those of one launcher, as torchrun and accelerate tell it."""
+POLL = 0.5
+"""Seconds between two looks at what other processes are still doing."""
 TRUTH_NOISINGS = 512
 """Noisings of each proposal behind the exact curve; its own error is far below any estimate's."""
 
 
 def estimate(
     recipe: Recipe, out: Path, progress: Progress, reuse: bool = False
-) -> tuple[GainCurves, GainCurves | None]:
+) -> tuple[GainCurves, GainCurves | None] | None:
     """`gains.json`, and in the exact world `exact.json` beside it: the truth at the same proposals.
 
-    Prompts that have a shard are not estimated again; with `reuse`, none is. Weights and figures of earlier curves are
-    removed from the folder: they would contradict the new ones.
+    Prompts that have a shard are not estimated again; with `reuse`, none is. Any number of processes may work in one
+    folder, under a launcher or started by hand on several machines; of those under one launcher, the first writes
+    the curves and the others return None. Weights and figures of earlier curves are removed: they would contradict
+    the new ones.
     """
     _warn(recipe)
     shards = Shards(out / "shards", identity(recipe))  # first: other settings leave the folder as it was
-    recipe.save(out / "recipe.yaml")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small batches: a second thread slows them down wherever anything else runs
     try:
@@ -43,19 +50,36 @@ def estimate(
         missing = [name for name in world.names if not shards.has(name)]
         if missing and reuse:
             raise RecastError(f"{len(missing)} of {len(world.names)} prompts have no shard yet: run without --reuse")
-        for name in progress(missing, "estimating gains", len(missing)) if missing else ():
+        for name in progress(_turns(shards, missing), "estimating gains", len(missing)) if missing else ():
             shards.write(name, one_prompt(recipe, world, name), world.inputs(name))
-        found = [shards.read(name, world.inputs(name)) for name in world.names]
-        curves = make_curves(recipe, world, found)
+        if RANK > 0:
+            return None
+        curves = make_curves(recipe, world, [shards.read(name, world.inputs(name)) for name in world.names])
         truth = _exact(recipe, world) if isinstance(world, worlds.MixtureWorld) else None
     finally:
         torch.set_num_threads(threads)
+    recipe.save(out / "recipe.yaml")
     for name in ("weights.json", "gains.png", "gains.pdf"):
         (out / name).unlink(missing_ok=True)
     if truth is not None:
         truth.save(out / "exact.json")
     curves.save(out / "gains.json")
     return curves, truth
+
+
+def _turns(shards: Shards, names: Sequence[str]) -> Iterator[str]:
+    """The prompts that this process has claimed, one by one, until every prompt is done by someone."""
+    first = RANK * len(names) // max(1, RANKS)  # processes start apart, so that they seldom ask for the same one
+    order = [*names[first:], *names[:first]]
+    while order := [name for name in order if not shards.has(name)]:
+        worked = False
+        for name in order:
+            with shards.claim(name) as mine:
+                if mine and not shards.has(name):
+                    worked = True
+                    yield name
+        if not worked:
+            time.sleep(POLL)
 
 
 def one_prompt(recipe: Recipe, world: worlds.World, name: str) -> Shard:

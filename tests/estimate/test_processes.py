@@ -1,0 +1,120 @@
+"""Several processes in one run folder, and processes that are killed for real."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recast.errors import RecastError
+from recast.estimate import shards as module
+from recast.estimate.shards import Shards
+
+ROOT = Path(__file__).parents[2]
+MIXTURE = [
+    *("estimate", str(ROOT / "recipes/mixture.yaml"), "world.dimension=4", "world.prompts=6", "estimate.steps=12"),
+    *("estimate.samples=4", "estimate.noisings=64"),
+]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def recast(*arguments: str, out: Path, launcher: tuple[str, ...] = ()) -> list[str]:
+    return [sys.executable, "-m", *launcher, "recast", *arguments, "--out", str(out)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    out = tmp_path_factory.mktemp("whole")
+    subprocess.run(recast(*MIXTURE, out=out), check=True, capture_output=True, env=ENVIRONMENT)
+    return (out / "gains.json").read_bytes()
+
+
+def test_killed_with_signal_9_at_several_points(undisturbed: bytes, tmp_path: Path) -> None:
+    for wanted in (1, 3, 4):
+        process = subprocess.Popen(recast(*MIXTURE, out=tmp_path), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+        while len(list(tmp_path.glob("shards/*.safetensors"))) < wanted and process.poll() is None:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    begun = time.monotonic()
+    subprocess.run(recast(*MIXTURE, out=tmp_path), check=True, capture_output=True, env=ENVIRONMENT)
+    assert time.monotonic() - begun < 60  # a dead owner's claim is not waited for
+    assert (tmp_path / "gains.json").read_bytes() == undisturbed
+    assert not list(tmp_path.glob("shards/*.lock"))
+
+
+def test_two_processes_under_torchrun_give_the_same_bytes(undisturbed: bytes, tmp_path: Path) -> None:
+    launcher = ("torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "-m")
+    result = subprocess.run(
+        recast(*MIXTURE, out=tmp_path, launcher=launcher), capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("wrote gains.json") == 1
+    assert (tmp_path / "gains.json").read_bytes() == undisturbed
+
+
+def test_two_machines_join_by_the_folder_alone(undisturbed: bytes, tmp_path: Path) -> None:
+    processes = [subprocess.Popen(recast(*MIXTURE, out=tmp_path), env=ENVIRONMENT) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    assert (tmp_path / "gains.json").read_bytes() == undisturbed
+
+
+def test_a_claim_is_one_processs_own(tmp_path: Path) -> None:
+    first, second = Shards(tmp_path, {}), Shards(tmp_path, {})
+    with first.claim("a") as mine:
+        assert mine
+        with second.claim("a") as theirs, second.claim("b") as other:
+            assert not theirs
+            assert other
+    with second.claim("a") as mine:
+        assert mine
+
+
+def test_a_claim_without_a_sign_of_life_expires(tmp_path: Path) -> None:
+    shards = Shards(tmp_path, {})
+    lock = shards.path("a").with_suffix(".lock")
+    lock.write_text("another-machine 1")
+    with shards.claim("a") as mine:
+        assert not mine
+    old = time.time() - module.STALE - 5
+    os.utime(lock, (old, old))
+    with shards.claim("a") as mine:
+        assert mine
+        assert lock.stat().st_mtime > old + module.STALE
+
+
+def test_a_dead_process_of_this_machine_holds_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    shards = Shards(tmp_path, {})
+    import socket
+
+    shards.path("a").with_suffix(".lock").write_text(f"{socket.gethostname()} {process.pid}")
+    with shards.claim("a") as mine:
+        assert mine
+    shards.path("a").with_suffix(".lock").write_text(f"{socket.gethostname()} {os.getpid()}")
+    with shards.claim("a") as mine:
+        assert not mine
+
+
+def test_a_claim_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALE", 0.3)
+    shards = Shards(tmp_path, {})
+    with shards.claim("a"):
+        time.sleep(0.7)
+        with Shards(tmp_path, {}).claim("a") as theirs:
+            assert not theirs
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = Shards(tmp_path, {})
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(RecastError, match="cannot be claimed: Permission denied"), shards.claim("a"):
+        pass

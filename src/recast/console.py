@@ -6,10 +6,11 @@ import importlib
 import logging
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -26,6 +27,48 @@ def progress(items: Iterable[Item], title: str, total: int) -> Iterable[Item]:
     if int(os.environ.get("RANK", 0)) > 0:  # one bar is enough where a launcher starts several processes
         return items
     return track(items, description=title, total=total, console=Console(stderr=True))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> duration(42), duration(600), duration(9000), duration(200000)
+    ('42 s', '10 min', '2.5 h', '2.3 days')
+    """
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.2g} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.2g} days"
+
+
+@contextmanager
+def watching() -> Iterator[Callable[[Any], None] | None]:
+    """A view of an estimate run on the error stream: prompts, evaluations, rate, time left, and the curves so far."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    if int(os.environ.get("RANK", 0)) > 0:
+        yield None
+        return
+    begun = time.monotonic()
+    first: list[int] = []
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+
+        def watch(status: Any) -> None:
+            from recast.report import tables
+
+            first[:] = first or [status.done - 1]
+            rate = (status.done - first[0]) / max(time.monotonic() - begun, 1e-9)
+            left = duration((status.total - status.done) / rate)
+            line = (
+                f"{status.done} of {status.total} prompts, {status.evaluations:,} of {status.planned:,} velocity "
+                f"evaluations, {60 * rate:.1f} prompts/min, {left} left"
+            )
+            floor = f", floor hit {status.floor_hits} times" if status.floor_hits else ""
+            live.update(Group(Text(line + floor), tables.running_table(status.curves)), refresh=True)
+
+        yield watch
 
 
 @contextmanager

@@ -7,8 +7,19 @@ from recast.estimate.rollout import (
     Scorer,
     coupled,
     paper,
+    planned_evaluations,
     rollout_levels,
     rollouts,
 )
 
-__all__ = ["ESTIMATORS", "Estimator", "Rollouts", "Scorer", "coupled", "paper", "rollout_levels", "rollouts"]
+__all__ = [
+    "ESTIMATORS",
+    "Estimator",
+    "Rollouts",
+    "Scorer",
+    "coupled",
+    "paper",
+    "planned_evaluations",
+    "rollout_levels",
+    "rollouts",
+]

@@ -202,6 +202,18 @@ def rollout_levels(sigmas: ArrayLike, spacing: float = 0.8, highest: float = 0.9
     return [0.0, *visited[::-1]]
 
 
+def planned_evaluations(
+    sigmas: ArrayLike, estimator: Estimator, samples: int, noisings: int, repeats: int, levels: Sequence[float] | None
+) -> int:
+    """Velocity evaluations that `rollouts` takes for one prompt, without taking them."""
+    grid = schedule.grid(sigmas).tolist()
+    if estimator == "paper":
+        return samples * repeats * ((len(grid) - 1) * len(grid) // 2)
+    walk = _check_levels(rollout_levels(grid) if levels is None else levels)
+    steps = sum(1 + sum(0 < level < start for level in walk) for start in grid[1:])
+    return samples * noisings * repeats * int(steps)
+
+
 def _log_snr(sigma: float) -> float:
     return math.log(1 / sigma - 1)
 

@@ -6,6 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +16,55 @@ import torch
 from recast import prompts
 from recast._version import __version__
 from recast.config import Recipe
+from recast.core import renyi, sinkhorn
 from recast.core.curves import GainCurves
-from recast.errors import RecastError
+from recast.errors import FloorWarning, RecastError
 from recast.estimate import worlds
-from recast.estimate.rollout import rollout_levels, rollouts
+from recast.estimate.rollout import planned_evaluations, rollout_levels, rollouts
 from recast.estimate.shards import Shard, Shards
 from recast.flow.worlds import exact_mu
 
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 """This process among those of one launcher, as torchrun and accelerate tell it."""
+FEWEST = 8
+"""Prompts below which an interval over prompts is not trusted to stop a run."""
 POLL = 0.5
 """Seconds between two looks at what other processes are still doing."""
 TRUTH_NOISINGS = 512
 """Noisings of each proposal behind the exact curve; its own error is far below any estimate's."""
 
 
+@dataclass(frozen=True)
+class Status:
+    """How far a run is: prompts, velocity evaluations, moments that hit the floor, and the curves so far."""
+
+    done: int
+    total: int
+    evaluations: int
+    planned: int
+    floor_hits: int
+    curves: GainCurves
+
+
+Watch = Callable[[Status], None]
+
+
 def estimate(
-    recipe: Recipe, out: Path, progress: Progress, reuse: bool = False
+    recipe: Recipe,
+    out: Path,
+    progress: Progress,
+    reuse: bool = False,
+    until_ci: float | None = None,
+    watch: Watch | None = None,
 ) -> tuple[GainCurves, GainCurves | None] | None:
     """`gains.json`, and in the exact world `exact.json` beside it: the truth at the same proposals.
 
-    Prompts that have a shard are not estimated again; with `reuse`, none is. Any number of processes may work in one
-    folder, under a launcher or started by hand on several machines; of those under one launcher, the first writes
-    the curves and the others return None. Weights and figures of earlier curves are removed: they would contradict
-    the new ones.
+    Prompts that have a shard are not estimated again; with `reuse`, none is. With `until_ci`, only as many prompts are
+    used, in their order, as make the 95 % interval of W that narrow (`width`). Any number of processes may work
+    in one folder, under a launcher or started by hand on several machines; of those under one launcher, the first
+    writes the curves and the others return None. Weights and figures of earlier curves are removed: they would
+    contradict the new ones.
     """
     _warn(recipe)
     shards = Shards(out / "shards", identity(recipe))  # first: other settings leave the folder as it was
@@ -47,15 +72,19 @@ def estimate(
     torch.set_num_threads(1)  # small batches: a second thread slows them down wherever anything else runs
     try:
         world = worlds.load(recipe, out)
+        run = _Run(recipe, world, shards, until_ci)
         missing = [name for name in world.names if not shards.has(name)]
         if missing and reuse:
             raise RecastError(f"{len(missing)} of {len(world.names)} prompts have no shard yet: run without --reuse")
-        for name in progress(_turns(shards, missing), "estimating gains", len(missing)) if missing else ():
+        for name in progress(run.turns(missing), "estimating gains", len(missing)) if missing else ():
             shards.write(name, one_prompt(recipe, world, name), world.inputs(name))
+            if watch is not None:
+                watch(run.status())
         if RANK > 0:
             return None
-        curves = make_curves(recipe, world, [shards.read(name, world.inputs(name)) for name in world.names])
-        truth = _exact(recipe, world) if isinstance(world, worlds.MixtureWorld) else None
+        names = world.names[: run.enough() or len(world.names)]
+        curves = run.curves(names)
+        truth = _exact(recipe, world, names) if isinstance(world, worlds.MixtureWorld) else None
     finally:
         torch.set_num_threads(threads)
     recipe.save(out / "recipe.yaml")
@@ -67,19 +96,85 @@ def estimate(
     return curves, truth
 
 
-def _turns(shards: Shards, names: Sequence[str]) -> Iterator[str]:
-    """The prompts that this process has claimed, one by one, until every prompt is done by someone."""
-    first = RANK * len(names) // max(1, RANKS)  # processes start apart, so that they seldom ask for the same one
-    order = [*names[first:], *names[:first]]
-    while order := [name for name in order if not shards.has(name)]:
-        worked = False
-        for name in order:
-            with shards.claim(name) as mine:
-                if mine and not shards.has(name):
-                    worked = True
-                    yield name
-        if not worked:
-            time.sleep(POLL)
+class _Run:
+    """One process's view of a run: which prompts are its turn, and what all processes have found so far."""
+
+    def __init__(self, recipe: Recipe, world: worlds.World, shards: Shards, until_ci: float | None) -> None:
+        self._recipe, self._world, self._shards, self._until = recipe, world, shards, until_ci
+        self._found: dict[str, Shard] = {}
+        self._widths: dict[int, float] = {}
+
+    def turns(self, names: Sequence[str]) -> Iterator[str]:
+        """The prompts that this process has claimed, one by one, until every prompt is done by someone."""
+        # Processes start apart, so that they seldom ask for the same prompt; an early stop needs the first ones first.
+        first = 0 if self._until is not None else RANK * len(names) // max(1, RANKS)
+        order = [*names[first:], *names[:first]]
+        while (order := [name for name in order if not self._shards.has(name)]) and not self.enough():
+            worked = False
+            for name in order:
+                with self._shards.claim(name) as mine:
+                    if mine and not self._shards.has(name) and not self.enough():
+                        worked = True
+                        yield name
+            if not worked:
+                time.sleep(POLL)
+
+    def enough(self) -> int | None:
+        """The number of first prompts that make W's interval narrow enough, once there is one."""
+        if self._until is None:
+            return None
+        ready = 0
+        for name in self._world.names:
+            if not self._shards.has(name):
+                break
+            ready += 1
+        for count in range(FEWEST, ready + 1):
+            if count not in self._widths:
+                self._widths[count] = width(self._recipe, self.curves(self._world.names[:count]))
+            if self._widths[count] <= self._until:
+                return count
+        return None
+
+    def curves(self, names: Sequence[str]) -> GainCurves:
+        """The curves of some of the prompts."""
+        for name in names:
+            if name not in self._found:
+                self._found[name] = self._shards.read(name, self._world.inputs(name))
+        return make_curves(self._recipe, self._world, names, [self._found[name] for name in names])
+
+    def status(self) -> Status:
+        """Over all processes."""
+        names = [name for name in self._world.names if self._shards.has(name)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FloorWarning)
+            curves = self.curves(names)
+        tables = [self._found[name] for name in names]
+        per_prompt = planned(self._recipe, self._world.sigmas)
+        return Status(
+            len(names),
+            len(self._world.names),
+            sum(shard.evaluations for shard in tables),
+            per_prompt * len(self._world.names),
+            sum(int((shard.mu.mean(axis=-1) <= renyi.FLOOR).sum()) for shard in tables),
+            curves,
+        )
+
+
+def width(recipe: Recipe, curves: GainCurves) -> float:
+    """Half the 95 % interval of W, summed over its entries: of a weight of 1 in all, how much is open."""
+    budget = recipe.weigh.budget or dict.fromkeys(curves.rewards, 1.0)
+    shares = sinkhorn.simplex(list(budget.values()), len(budget), "budget")
+    low, high = curves.select(list(budget)).weight_intervals(shares, tau=recipe.weigh.tau)
+    return float((high - low).sum() / 2)
+
+
+def planned(recipe: Recipe, sigmas: Sequence[float]) -> int:
+    """Velocity evaluations a prompt by this recipe."""
+    settings = recipe.estimate
+    levels = rollout_levels(sigmas, settings.spacing) if settings.estimator == "coupled" else None
+    return planned_evaluations(
+        sigmas, settings.estimator, settings.samples, settings.noisings, settings.rollouts, levels
+    )
 
 
 def one_prompt(recipe: Recipe, world: worlds.World, name: str) -> Shard:
@@ -100,15 +195,15 @@ def one_prompt(recipe: Recipe, world: worlds.World, name: str) -> Shard:
     return Shard(found.scores, found.evaluations)
 
 
-def make_curves(recipe: Recipe, world: worlds.World, found: list[Shard]) -> GainCurves:
-    """Curves over all prompts; α and aggregation enter here and not before."""
+def make_curves(recipe: Recipe, world: worlds.World, names: Sequence[str], found: Sequence[Shard]) -> GainCurves:
+    """Curves over the named prompts; α and aggregation enter here and not before."""
     settings = recipe.estimate
     provenance: dict[str, Any] = {"recast": __version__, **identity(recipe)}
     provenance["estimate"] |= {"alpha": settings.alpha, "aggregate": settings.aggregate}
     if recipe.world.kind == "mixture":
-        provenance["world"] = recipe.world.model_dump()
+        provenance["world"] = recipe.world.model_dump() | {"prompts": len(names)}
     else:
-        rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
+        rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)[: len(names)]
         provenance["prompts"] = {"source": recipe.prompts.source, "count": len(rows), "sha256": prompts.digest(rows)}
     provenance["velocity_evaluations"] = sum(shard.evaluations for shard in found)
     return GainCurves.from_mu(
@@ -143,12 +238,13 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _exact(recipe: Recipe, world: worlds.MixtureWorld) -> GainCurves:
+def _exact(recipe: Recipe, world: worlds.MixtureWorld, names: Sequence[str]) -> GainCurves:
     tables = []
-    for name in world.names:
+    for name in names:
         seed = world.seeds(name)[2]
         tables.append(exact_mu(world.world(name), world.clean(name), world.sigmas, TRUTH_NOISINGS, seed))
-    provenance = {"recast": __version__, "world": recipe.world.model_dump(), "estimate": "exact"}
+    setup = recipe.world.model_dump() | {"prompts": len(names)}
+    provenance = {"recast": __version__, "world": setup, "estimate": "exact"}
     settings = recipe.estimate
     return GainCurves.from_mu(
         world.rewards, world.sigmas, np.stack(tables), settings.alpha, settings.aggregate, provenance=provenance

@@ -83,6 +83,13 @@ class MixtureWorld:
         setup = self._recipe.world
         return worlds.mixture_world(setup.dimension, setup.modes, setup.seed * 100_003 + int(name))
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return (self._recipe.world.dimension,)
+
+    dtype = torch.float64
+
     def inputs(self, name: str) -> str:
         """The world's own: proposals are made from its seed."""
         return name
@@ -113,7 +120,9 @@ class MixtureWorld:
 class ImageWorld:
     """A text-to-image policy, reward models, and proposals from RUN/proposals."""
 
-    def __init__(self, recipe: Recipe, out: Path) -> None:
+    dtype = torch.float32
+
+    def __init__(self, recipe: Recipe, out: Path, proposed: bool = True) -> None:
         self._recipe = recipe
         rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
         self._rows = {row["prompt"]: row for row in rows}
@@ -121,12 +130,18 @@ class ImageWorld:
         self.rewards = tuple(recipe.rewards)
         if not self.rewards:
             raise RecastError("the recipe names no reward: put at least one under rewards")
-        self._store = Store.open(out / "proposals", propose.identity(recipe), recipe.propose.smallest)
-        for name in self.names:  # before any model is loaded: a missing proposal is known at once
-            self._files(name)
+        if proposed:
+            self._store = Store.open(out / "proposals", propose.identity(recipe), recipe.propose.smallest)
+            for name in self.names:  # before any model is loaded: a missing proposal is known at once
+                self._files(name)
         self._policy = sd3.load(recipe.policy)
         self._judges = {name: base.load(name, **(options or {})) for name, options in recipe.rewards.items()}
         self.sigmas = self._policy.sigmas(recipe.estimate.steps)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image's latents."""
+        return self._policy.latent_shape
 
     def _files(self, name: str) -> list[Path]:
         return [self._store.path(name, k) for k in range(self._recipe.estimate.samples)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -72,6 +73,28 @@ def notes(weights: WeightMatrix, curves: GainCurves) -> list[str]:
                 "mostly noise, as mean-normalising makes it as large as any other"
             )
     return said
+
+
+def running_table(curves: GainCurves) -> Table:
+    """Curves while they are measured: total gain and its 95 % interval over prompts, and where the gain peaks."""
+    table = Table(title_justify="left")
+    for header in ("reward", "total gain", "95 %", "peak t"):
+        table.add_column(header, justify="left" if header == "reward" else "right")
+    bands = curves.intervals()["gains"].sum(axis=-1) if curves.D_prompts is not None else None
+    for i, name in enumerate(curves.rewards):
+        interval = "-" if bands is None else f"{bands[0, i]:.3f} … {bands[1, i]:.3f}"
+        table.add_row(name, f"{curves.total[i]:.3f}", interval, str(int(curves.gains[i].argmax()) + 1))
+    return table
+
+
+def plan_table(facts: Mapping[str, Any]) -> Table:
+    """What a run will cost, one line a quantity."""
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in facts.items():
+        table.add_row(name, value if isinstance(value, str) else f"{value:,}")
+    return table
 
 
 def comparison_table(rows: Sequence[Comparison], first: str, second: str) -> Table:

@@ -1,0 +1,65 @@
+"""What a run will cost, before it is run: counts from the recipe, seconds from a short measurement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from recast.config import Recipe
+from recast.estimate import worlds
+from recast.estimate.stage import planned
+
+PAPER_ROLLOUTS = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Counts over all prompts, seconds on this device with one process, and Alg. 1's evaluations beside."""
+
+    prompts: int
+    evaluations: int
+    images: int
+    reward_calls: int
+    seconds: float
+    paper_evaluations: int
+
+
+def plan(recipe: Recipe, out: Path) -> Plan:
+    """The cost of a recipe; proposals need not be there yet."""
+    settings = recipe.estimate
+    world = worlds.MixtureWorld(recipe) if recipe.world.kind == "mixture" else worlds.ImageWorld(recipe, out, False)
+    count, steps = len(world.names), settings.steps
+    paths = settings.noisings if settings.estimator == "coupled" else 1
+    evaluations = count * planned(recipe, world.sigmas)
+    images = count * settings.samples * (1 + steps * paths * settings.rollouts)
+    name = world.names[0]
+    x = torch.randn(worlds.TILE, *world.shape, dtype=world.dtype)
+    velocity, score = world.velocity(name), world.scorer(name)
+    with torch.no_grad():
+        per_step = _seconds(lambda: velocity(x, 0.5)) / len(x)
+        per_image = _seconds(lambda: score(x)) / len(x)
+    return Plan(
+        count,
+        evaluations,
+        images,
+        images * len(world.rewards),
+        evaluations * per_step + images * per_image,
+        count * settings.samples * PAPER_ROLLOUTS * (steps * (steps + 1) // 2),
+    )
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """The faster of three calls, after one to warm up."""
+    call()
+    times = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    return min(times)

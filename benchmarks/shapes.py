@@ -5,7 +5,7 @@
 T = 10, 16 prompts of the validation split, N = 8 proposals, α = 2, on the shipped base. Three parts, all unless told:
 the base's rewards on held-out prompts; two seeds with the renderer's images as π⁺ and two with the policy's own (App.
 B.3); both estimators eight times over the same images at equal velocity evaluations. Writes results/shapes.json beside
-this file and the figure that docs/shapes.md shows. About twenty minutes on one core.
+this file and the figure that docs/shapes.md shows. About half an hour on one core.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STEPS, PROMPTS, SAMPLES, NOISINGS, REPEATS = 10, 16, 8, 4, 8
 OWN = {"noisings": 1, "repeats": 16}
 """Self-rollouts square μ, so that one rollout would count its own noise as signal: K = 16, as in the paper."""
 PARTS = ("quality", "seeds", "estimators")
-EQUAL: dict[str, dict[str, Any]] = {"coupled": {"noisings": 3}, "paper": {"repeats": 5}}
+EQUAL: dict[str, dict[str, Any]] = {"coupled": {"noisings": 6}, "paper": {"repeats": 10}}
 """Settings of the two estimators at which they take the same velocity evaluations, to half a percent."""
 
 
@@ -167,7 +167,7 @@ def main(parts: list[str]) -> None:
         for key in ("correlation", "mean_step", "total"):
             print_table(f"{key}, π+", results["positive"][key])
             print_table(f"{key}, self", results["self"][key])
-        sheet = figures.sampling_figure({"renderer as π⁺": curves, "self-rollouts": own})
+        sheet = figures.panels_figure({"renderer as π⁺": curves, "self-rollouts": own})
         figures.save(sheet, IMAGES / "shapes-gains", ("png",))
     if "estimators" in parts:
         results["estimators"] = variances(world)

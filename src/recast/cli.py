@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from recast._version import __version__
+from recast.analyze import app as analyze
 from recast.console import console, duration, needs, progress, watching
 from recast.errors import RecastError
 from recast.shapes.cli import app as shapes
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's own, wherever this typer keeps click
 app.add_typer(shapes, name="shapes")
+app.add_typer(analyze, name="analyze")
 
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/mixture.yaml.", show_default=False)]
 Overrides = Annotated[

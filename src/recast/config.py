@@ -36,6 +36,7 @@ class PolicyConfig(_Section):
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="the transformer's and encoders'")
     device: str = Field("auto", description="cuda, cuda:1, cpu; auto takes a GPU where there is one")
     guidance: float = Field(1.0, ge=1, allow_inf_nan=False, description="classifier-free guidance; 1 is none")
+    lora: str | None = Field(None, description="a folder with an adapter on top of the model")
     resolution: int | None = Field(None, ge=1, description="pixels a side; the model's own unless told")
     max_sequence_length: int | None = Field(
         None, ge=1, le=512, description="T5's tokens; 256 unless told, or fewer where its tokenizer has fewer"
@@ -92,9 +93,7 @@ class EstimateConfig(_Section):
     sampler: Literal["euler", "dpm2", "sde", "ancestral", "ancestral2"] | None = Field(
         None, description="the rollouts' sampler (paper); ancestral unless told"
     )
-    batch: int = Field(
-        256, ge=16, multiple_of=16, description="samples in one velocity call, decoded and scored at once"
-    )
+    memory: float = Field(4.0, gt=0, allow_inf_nan=False, description="GiB that the activations of one call may take")
     alpha: float = 2.0
     aggregate: renyi.Aggregation = "prompt-mean"
     seed: int = Field(0, ge=0, lt=2**32)
@@ -107,7 +106,7 @@ class EstimateConfig(_Section):
 
     def used(self) -> dict[str, Any]:
         """The settings that decide the chosen estimator's numbers, for provenance."""
-        idle = {"batch", "sampler"} if self.estimator == "coupled" else {"batch", "noisings", "spacing"}
+        idle = {"memory", "sampler"} if self.estimator == "coupled" else {"memory", "noisings", "spacing"}
         return {key: value for key, value in self.model_dump().items() if key not in idle}
 
     @field_validator("alpha")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -64,49 +65,52 @@ def test_two_machines_join_by_the_folder_alone(undisturbed: bytes, tmp_path: Pat
 
 def test_a_claim_is_one_processs_own(tmp_path: Path) -> None:
     first, second = Shards(tmp_path, {}), Shards(tmp_path, {})
-    with first.claim("a") as mine:
-        assert mine
-        with second.claim("a") as theirs, second.claim("b") as other:
-            assert not theirs
-            assert other
-    with second.claim("a") as mine:
-        assert mine
+    mine = first.claim("a")
+    assert mine is not None
+    assert second.claim("a") is None
+    other = second.claim("b")
+    assert other is not None
+    mine.release()
+    again = second.claim("a")
+    assert again is not None
+    for claim in (other, again):
+        claim.release()
+    assert not list(tmp_path.glob("*.lock"))
 
 
 def test_a_claim_without_a_sign_of_life_expires(tmp_path: Path) -> None:
     shards = Shards(tmp_path, {})
     lock = shards.path("a").with_suffix(".lock")
     lock.write_text("another-machine 1")
-    with shards.claim("a") as mine:
-        assert not mine
+    assert shards.claim("a") is None
     old = time.time() - module.STALE - 5
     os.utime(lock, (old, old))
-    with shards.claim("a") as mine:
-        assert mine
-        assert lock.stat().st_mtime > old + module.STALE
+    mine = shards.claim("a")
+    assert mine is not None
+    assert lock.stat().st_mtime > old + module.STALE
+    mine.release()
 
 
 def test_a_dead_process_of_this_machine_holds_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     shards = Shards(tmp_path, {})
-    import socket
-
-    shards.path("a").with_suffix(".lock").write_text(f"{socket.gethostname()} {process.pid}")
-    with shards.claim("a") as mine:
-        assert mine
-    shards.path("a").with_suffix(".lock").write_text(f"{socket.gethostname()} {os.getpid()}")
-    with shards.claim("a") as mine:
-        assert not mine
+    lock = shards.path("a").with_suffix(".lock")
+    lock.write_text(f"{socket.gethostname()} {process.pid}")
+    mine = shards.claim("a")
+    assert mine is not None
+    mine.release()
+    lock.write_text(f"{socket.gethostname()} {os.getpid()}")
+    assert shards.claim("a") is None
 
 
 def test_a_claim_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STALE", 0.3)
-    shards = Shards(tmp_path, {})
-    with shards.claim("a"):
-        time.sleep(0.7)
-        with Shards(tmp_path, {}).claim("a") as theirs:
-            assert not theirs
+    monkeypatch.setattr(module, "STALE", 0.5)
+    mine = Shards(tmp_path, {}).claim("a")
+    assert mine is not None
+    time.sleep(1.2)
+    assert Shards(tmp_path, {}).claim("a") is None
+    mine.release()
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,5 +120,5 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeyp
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(RecastError, match="cannot be claimed: Permission denied"), shards.claim("a"):
-        pass
+    with pytest.raises(RecastError, match="cannot be claimed: Permission denied"):
+        shards.claim("a")

@@ -67,9 +67,9 @@ def test_killed_at_any_prompt_and_started_again_the_bytes_are_the_same(tmp_path:
 
 
 def test_on_images_too_and_whatever_the_batch(proposed: Path, tmp_path: Path) -> None:
-    stage.estimate(shapes("estimate.batch=16"), fresh(proposed, tmp_path / "a"), silent)
-    stage.estimate(shapes("estimate.batch=1024", "prompts.count=1"), fresh(proposed, tmp_path / "b"), silent)
-    stage.estimate(shapes("estimate.batch=32"), tmp_path / "b", silent)
+    stage.estimate(shapes("estimate.memory=1e-6"), fresh(proposed, tmp_path / "a"), silent)
+    stage.estimate(shapes("estimate.memory=8", "prompts.count=1"), fresh(proposed, tmp_path / "b"), silent)
+    stage.estimate(shapes("estimate.memory=0.01"), tmp_path / "b", silent)
     first, second = (tmp_path / name / "gains.json" for name in "ab")
     assert first.read_bytes() == second.read_bytes()
     curves = GainCurves.load(first)
@@ -113,7 +113,7 @@ def test_more_prompts_only_add_shards(tmp_path: Path) -> None:
 
 def test_alpha_and_aggregation_come_from_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.estimate(mixture("estimate.rollouts=4"), tmp_path, silent)
-    monkeypatch.setattr(stage, "rollouts", None)  # a rollout would fail
+    monkeypatch.setattr(stage, "sample", None)  # a rollout would fail
     curves, _ = stage.estimate(mixture("estimate.rollouts=4", "estimate.alpha=4"), tmp_path, silent, reuse=True)
     assert curves.alpha == 4
     table = np.stack(
@@ -210,7 +210,7 @@ def test_self_rollouts_use_the_exponent_alpha_and_ask_for_rollouts(proposed: Pat
         ("shapes", "world.dimension=3", "world.dimension belongs to world.kind = mixture"),
         ("shapes", "rewards={}", "the recipe names no reward"),
         ("shapes", "rewards.sharpness={}", "unknown reward 'sharpness'"),
-        ("shapes", "estimate.batch=20", "estimate.batch = 20"),
+        ("shapes", "estimate.memory=0", "estimate.memory = 0"),
     ],
 )
 def test_idle_and_unknown_settings_are_named(

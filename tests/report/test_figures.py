@@ -22,13 +22,13 @@ def test_a_contact_sheet_shows_each_image_under_its_prompt() -> None:
             assert axes.get_ylabel() == (name if column == 0 else "")
 
 
-def test_the_sampling_figure_shows_the_four_panels_of_each_run() -> None:
+def test_the_panels_figure_shows_the_four_panels_of_each_run() -> None:
     D = np.array([[0.5, 0.4, 0.1, 0.05], [0.9, 0.2, 0.15, 0.1]])
     runs = {
         "first": GainCurves(("a", "b"), [0, 0.3, 0.6, 1], D),
         "second": GainCurves(("a", "b"), [0, 0.3, 0.6, 1], 2 * D),
     }
-    grid = np.array(figures.sampling_figure(runs).axes).reshape(2, 4)
+    grid = np.array(figures.panels_figure(runs).axes).reshape(2, 4)
     for line, curves in zip(grid, runs.values(), strict=True):
         shown = [np.array([ln.get_ydata() for ln in axes.lines if ln.get_label() in "ab"]) for axes in line]
         np.testing.assert_allclose(shown[0], curves.D - curves.D[:, -1:])

@@ -4,22 +4,26 @@ from recast.estimate.rollout import (
     ESTIMATORS,
     Estimator,
     Rollouts,
+    Sampled,
     Scorer,
     coupled,
     paper,
     planned_evaluations,
     rollout_levels,
     rollouts,
+    sample,
 )
 
 __all__ = [
     "ESTIMATORS",
     "Estimator",
     "Rollouts",
+    "Sampled",
     "Scorer",
     "coupled",
     "paper",
     "planned_evaluations",
     "rollout_levels",
     "rollouts",
+    "sample",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -46,12 +46,38 @@ class Rollouts:
         return np.asarray(self.scores.mean(axis=-1), dtype=np.float64)
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """Rollouts before they are scored: S·K ends for every level t ≥ 1, and the proposals themselves."""
+
+    clean: Tensor
+    ends: Tensor
+    noisings: int
+    repeats: int
+    evaluations: int
+
+    @torch.no_grad()
+    def score(self, score: Scorer) -> Rollouts:
+        """Score every end, and the proposals for level 0."""
+        levels = len(self.ends)
+        rolled = _scores(score, self.ends.flatten(0, 1)).reshape(
+            -1, levels, len(self.clean) * self.noisings, self.repeats
+        )
+        own = _scores(score, self.clean).repeat(self.noisings, axis=1)[:, None, :, None]
+        own = np.broadcast_to(own, rolled[:, :1].shape)
+        return Rollouts(np.concatenate([own, rolled], axis=1), self.evaluations)
+
+
+def rollouts(velocity: Velocity, clean: Tensor, sigmas: ArrayLike, score: Scorer, **options: Any) -> Rollouts:
+    """Rollouts of one prompt by either estimator, scored: `sample` with its options, then `Sampled.score`."""
+    return sample(velocity, clean, sigmas, **options).score(score)
+
+
 @torch.no_grad()
-def rollouts(
+def sample(
     velocity: Velocity,
     clean: Tensor,
     sigmas: ArrayLike,
-    score: Scorer,
     *,
     estimator: Estimator = "coupled",
     noisings: int = 4,
@@ -59,8 +85,8 @@ def rollouts(
     levels: Sequence[float] | None = None,
     sampler: sampling.Method | None = None,
     seed: int = 0,
-) -> Rollouts:
-    """Rollouts of one prompt by either estimator.
+) -> Sampled:
+    """Rollouts of one prompt by either estimator, not scored yet.
 
     `coupled`: `noisings` noisings of each proposal, `repeats` rollouts from each (1 is best at α = 2;
     keep at least 4 otherwise), along `levels` (default `rollout_levels(sigmas)`). `paper`: Alg. 1, one fresh
@@ -77,11 +103,11 @@ def rollouts(
     if estimator == "paper":
         if levels is not None:
             raise RecastError("levels belong to the coupled estimator; Alg. 1 walks down the grid itself")
-        return paper(velocity, clean, grid, score, repeats, sampler or "ancestral", seed)
+        return paper(velocity, clean, grid, repeats, sampler or "ancestral", seed)
     if estimator == "coupled":
         if sampler is not None:
             raise RecastError(f"the sampler {sampler!r} belongs to the paper's estimator; coupled has its own")
-        return coupled(velocity, clean, grid, score, noisings, repeats, levels, seed)
+        return coupled(velocity, clean, grid, noisings, repeats, levels, seed)
     raise RecastError(f"unknown estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
 
 
@@ -89,11 +115,10 @@ def paper(
     velocity: Velocity,
     clean: Tensor,
     grid: Sequence[float],
-    score: Scorer,
     repeats: int = 16,
     sampler: sampling.Method = "ancestral",
     seed: int = 0,
-) -> Rollouts:
+) -> Sampled:
     """Alg. 1 as printed: at every level one noising of each x̃_0 and K independent rollouts from it.
 
     The paper leaves the rollouts' sampler open; only one that draws from the posterior estimates
@@ -107,26 +132,24 @@ def paper(
 
     repeated = torch.Size((samples * repeats, *clean.shape[1:]))
     step_noise = None if sampler in sampling.DETERMINISTIC else lambda _level: noise(repeated)
-    table = [np.repeat(_scores(score, clean)[..., None], repeats, axis=-1)]
+    ends = []
     for t in range(1, len(grid)):
         noised = (1 - grid[t]) * clean + grid[t] * noise(clean.shape)
         x = noised.repeat_interleave(repeats, dim=0)
-        ends = sampling.sample(velocity, x, grid, method=sampler, start=t, noise=step_noise)
-        table.append(_scores(score, ends).reshape(-1, samples, repeats))
+        ends.append(sampling.sample(velocity, x, grid, method=sampler, start=t, noise=step_noise))
     steps = len(grid) - 1
-    return Rollouts(np.stack(table, axis=1), samples * repeats * steps * (steps + 1) // 2)
+    return Sampled(clean, torch.stack(ends), 1, repeats, samples * repeats * steps * (steps + 1) // 2)
 
 
 def coupled(
     velocity: Velocity,
     clean: Tensor,
     grid: Sequence[float],
-    score: Scorer,
     noisings: int = 4,
     repeats: int = 1,
     levels: Sequence[float] | None = None,
     seed: int = 0,
-) -> Rollouts:
+) -> Sampled:
     """The same expectation, up to the rollouts' discretisation, at a fraction of the evaluations.
 
     One noise path b_σ from σ = 1 to 0, the ancestral chain of a clean sample at the origin, serves a
@@ -161,10 +184,8 @@ def coupled(
                 x, target = sampling.corrected(x, target, front.target, front.correct)
             arrival = keep * x + pull * target + noise
             waiting[lower].append(_Front(front.start, arrival, target, sampling.correction(level, lower)))
-    ends = [front.x for front in sorted(waiting[0.0], key=lambda front: front.start)]
-    rolled = _scores(score, torch.stack(ends).flatten(0, 2)).reshape(-1, len(ends), len(stacked), repeats)
-    own = np.broadcast_to(_scores(score, clean).repeat(noisings, axis=1)[:, None, :, None], rolled[:, :1].shape)
-    return Rollouts(np.concatenate([own, rolled], axis=1), evaluations)
+    ends = [front.x.flatten(0, 1) for front in sorted(waiting[0.0], key=lambda front: front.start)]
+    return Sampled(clean, torch.stack(ends), noisings, repeats, evaluations)
 
 
 @dataclass(frozen=True)

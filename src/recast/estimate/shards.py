@@ -10,8 +10,8 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,33 +66,21 @@ class Shards:
         """Whether a prompt is done."""
         return self.path(name).is_file()
 
-    @contextmanager
-    def claim(self, name: str) -> Iterator[bool]:
-        """Whether this process has a prompt to itself, inside the block; others pass it by.
+    def claim(self, name: str) -> Claim | None:
+        """A prompt for this process alone, until it is released; None where another process has it.
 
         A claim is a lock file that is touched while its owner lives. One that was not touched for `STALE` seconds, or
         whose owner is known to be dead, is taken over. Two owners at once would be wasteful, not wrong: they write the
         same bytes.
         """
         lock = self.path(name).with_suffix(".lock")
-        if not self._take(lock):
-            yield False
-            return
-        done = threading.Event()
+        return Claim(lock) if self._take(lock) else None
 
-        def keep() -> None:
-            while not done.wait(STALE / 10):
-                with suppress(OSError):
-                    os.utime(lock)
-
-        beat = threading.Thread(target=keep, daemon=True)
-        beat.start()
-        try:
-            yield True
-        finally:
-            done.set()
-            beat.join()
-            lock.unlink(missing_ok=True)
+    def sweep(self, names: Sequence[str]) -> None:
+        """Remove the claims of prompts that are done: their owners were killed before they could."""
+        for name in names:
+            if self.has(name):
+                self.path(name).with_suffix(".lock").unlink(missing_ok=True)
 
     def _take(self, lock: Path) -> bool:
         for _ in range(2):
@@ -148,6 +136,26 @@ class Shards:
                 f"{path} was made from other proposals for the prompt {name!r}: remove it, or choose another --out"
             )
         return shard
+
+
+class Claim:
+    """A lock file that this process owns, kept alive by a thread."""
+
+    def __init__(self, lock: Path) -> None:
+        self._lock, self._done = lock, threading.Event()
+        self._beat = threading.Thread(target=self._keep, daemon=True)
+        self._beat.start()
+
+    def _keep(self) -> None:
+        while not self._done.wait(STALE / 10):
+            with suppress(OSError):
+                os.utime(self._lock)
+
+    def release(self) -> None:
+        """Let others have the prompt, or see that it is done."""
+        self._done.set()
+        self._beat.join()
+        self._lock.unlink(missing_ok=True)
 
 
 def _died_here(owner: str) -> bool:

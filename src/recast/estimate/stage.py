@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,8 @@ from recast.core import renyi, sinkhorn
 from recast.core.curves import GainCurves
 from recast.errors import FloorWarning, RecastError
 from recast.estimate import worlds
-from recast.estimate.rollout import planned_evaluations, rollout_levels, rollouts
-from recast.estimate.shards import Shard, Shards
+from recast.estimate.rollout import Sampled, planned_evaluations, rollout_levels, sample
+from recast.estimate.shards import Claim, Shard, Shards
 from recast.flow.worlds import exact_mu
 
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -76,12 +78,11 @@ def estimate(
         missing = [name for name in world.names if not shards.has(name)]
         if missing and reuse:
             raise RecastError(f"{len(missing)} of {len(world.names)} prompts have no shard yet: run without --reuse")
-        for name in progress(run.turns(missing), "estimating gains", len(missing)) if missing else ():
-            shards.write(name, one_prompt(recipe, world, name), world.inputs(name))
-            if watch is not None:
-                watch(run.status())
+        if missing:
+            run.work(progress(run.turns(missing), "estimating gains", len(missing)), watch)
         if RANK > 0:
             return None
+        shards.sweep(world.names)
         names = world.names[: run.enough() or len(world.names)]
         curves = run.curves(names)
         truth = _exact(recipe, world, names) if isinstance(world, worlds.MixtureWorld) else None
@@ -103,8 +104,9 @@ class _Run:
         self._recipe, self._world, self._shards, self._until = recipe, world, shards, until_ci
         self._found: dict[str, Shard] = {}
         self._widths: dict[int, float] = {}
+        self._held: list[Claim] = []
 
-    def turns(self, names: Sequence[str]) -> Iterator[str]:
+    def turns(self, names: Sequence[str]) -> Iterator[tuple[str, Claim]]:
         """The prompts that this process has claimed, one by one, until every prompt is done by someone."""
         # Processes start apart, so that they seldom ask for the same prompt; an early stop needs the first ones first.
         first = 0 if self._until is not None else RANK * len(names) // max(1, RANKS)
@@ -112,12 +114,44 @@ class _Run:
         while (order := [name for name in order if not self._shards.has(name)]) and not self.enough():
             worked = False
             for name in order:
-                with self._shards.claim(name) as mine:
-                    if mine and not self._shards.has(name) and not self.enough():
-                        worked = True
-                        yield name
+                claim = None if self._shards.has(name) or self.enough() else self._shards.claim(name)
+                if claim is not None and self._shards.has(name):  # done while it was claimed
+                    claim.release()
+                elif claim is not None:
+                    worked = True
+                    self._held.append(claim)
+                    yield name, claim
             if not worked:
                 time.sleep(POLL)
+
+    def work(self, turns: Iterable[tuple[str, Claim]], watch: Watch | None) -> None:
+        """Sample, score and keep prompt after prompt.
+
+        Where the policy has a device of its own, one prompt is scored while the next is sampled.
+        """
+        pending: Future[None] | None = None
+        try:
+            with ThreadPoolExecutor(1) as background:
+                for name, claim in turns:
+                    sampled = sample_prompt(self._recipe, self._world, name)
+                    if pending is not None:
+                        pending.result()
+                    pending = background.submit(self._finish, name, sampled, claim, watch)
+                    if not self._world.overlaps:
+                        pending.result()
+                if pending is not None:
+                    pending.result()
+        finally:
+            for claim in self._held:
+                claim.release()
+
+    @torch.no_grad()
+    def _finish(self, name: str, sampled: Sampled, claim: Claim, watch: Watch | None) -> None:
+        found = sampled.score(self._world.scorer(name))
+        self._shards.write(name, Shard(found.scores, found.evaluations), self._world.inputs(name))
+        claim.release()
+        if watch is not None:
+            watch(self.status())
 
     def enough(self) -> int | None:
         """The number of first prompts that make W's interval narrow enough, once there is one."""
@@ -177,14 +211,13 @@ def planned(recipe: Recipe, sigmas: Sequence[float]) -> int:
     )
 
 
-def one_prompt(recipe: Recipe, world: worlds.World, name: str) -> Shard:
-    """Rollouts of one prompt's proposals; the same whichever prompts come before it."""
+def sample_prompt(recipe: Recipe, world: worlds.World, name: str) -> Sampled:
+    """Rollouts of one prompt's proposals, not scored yet; the same whichever prompts come before it."""
     settings = recipe.estimate
-    found = rollouts(
+    return sample(
         world.velocity(name),
         world.clean(name),
         world.sigmas,
-        world.scorer(name),
         estimator=settings.estimator,
         noisings=settings.noisings,
         repeats=settings.rollouts,
@@ -192,7 +225,6 @@ def one_prompt(recipe: Recipe, world: worlds.World, name: str) -> Shard:
         sampler=settings.sampler,
         seed=world.seed(name),
     )
-    return Shard(found.scores, found.evaluations)
 
 
 def make_curves(recipe: Recipe, world: worlds.World, names: Sequence[str], found: Sequence[Shard]) -> GainCurves:
@@ -225,11 +257,16 @@ def identity(recipe: Recipe) -> dict[str, Any]:
         world = {key: value for key, value in recipe.world.model_dump().items() if key != "prompts"}
         return {"world": world, "estimate": settings}
     from recast import propose
+    from recast.flow.lora import FILE
 
     settings.pop("shift", None)
     policy = {
         key: getattr(recipe.policy, key) for key in ("model", "dtype", "guidance", "resolution", "max_sequence_length")
     }
+    if recipe.policy.lora is not None:
+        path = Path(recipe.policy.lora).expanduser() / FILE
+        content = path.read_bytes() if path.is_file() else b""
+        policy["lora"] = hashlib.sha256(content).hexdigest()
     return {
         "policy": policy,
         "proposals": propose.identity(recipe),

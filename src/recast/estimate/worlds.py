@@ -25,6 +25,10 @@ TILE = 16
 """Rows of a velocity call come in multiples of this, so that a row's bits do not depend on how a batch is split."""
 
 
+SCORED = 64
+"""Images that are decoded and scored at a time."""
+
+
 class World(Protocol):
     """The prompts of a run by name, and what the estimator needs of each."""
 
@@ -41,6 +45,11 @@ class World(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """One name a prompt."""
+        ...
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether one prompt's scoring may run beside the next one's sampling."""
         ...
 
     def inputs(self, name: str) -> str:
@@ -89,6 +98,7 @@ class MixtureWorld:
         return (self._recipe.world.dimension,)
 
     dtype = torch.float64
+    overlaps = False
 
     def inputs(self, name: str) -> str:
         """The world's own: proposals are made from its seed."""
@@ -137,6 +147,9 @@ class ImageWorld:
         self._policy = sd3.load(recipe.policy)
         self._judges = {name: base.load(name, **(options or {})) for name, options in recipe.rewards.items()}
         self.sigmas = self._policy.sigmas(recipe.estimate.steps)
+        # On a CPU the two would only take each other's cores.
+        self.overlaps = self._policy.device.type != "cpu"
+        self._batch = rows_within(recipe.estimate.memory, self._policy.row_bytes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -161,21 +174,26 @@ class ImageWorld:
         return self._policy.encode(torch.from_numpy(images))
 
     def velocity(self, name: str) -> Velocity:
-        """The policy's, conditioned on the prompt, in batches of at most `estimate.batch` rows."""
-        return batched(conditioned(self._policy, self._policy.condition([name])), self._recipe.estimate.batch)
+        """The policy's, conditioned on the prompt, as many rows at a time as fit `estimate.memory`."""
+        return batched(conditioned(self._policy, self._policy.condition([name])), self._batch)
 
     def scorer(self, name: str) -> Scorer:
         """Decode and score, a batch at a time."""
-        row, size = self._rows[name], self._recipe.estimate.batch
+        row = self._rows[name]
 
         def score(latents: Tensor) -> np.ndarray:
             tables = []
-            for part in latents.split(size):
+            for part in latents.split(SCORED):
                 images = self._policy.decode(part)
                 tables.append(base.score(self._judges, images, [name] * len(images), [row] * len(images)))
             return np.concatenate(tables, axis=1)
 
         return score
+
+
+def rows_within(memory: float, row_bytes: int) -> int:
+    """Rows of a velocity call that fit `memory` GiB, in whole tiles; one tile at least."""
+    return max(1, int(memory * 2**30 / row_bytes) // TILE) * TILE
 
 
 def batched(velocity: Velocity, size: int) -> Velocity:

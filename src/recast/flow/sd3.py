@@ -19,6 +19,7 @@ from recast import device
 from recast.config import PolicyConfig
 from recast.console import quiet
 from recast.errors import RecastError
+from recast.flow.lora import FILE
 from recast.flow.policy import Condition
 
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, ImportError, AttributeError, RuntimeError, SafetensorError)
@@ -30,6 +31,8 @@ def load(config: PolicyConfig) -> SD3Policy:
     where = device.pick(config.device)
     source = str(files("recast.shapes").joinpath("data/pipeline")) if config.model == "shapes" else config.model
     pipe = load_pipeline(source, device.dtype(config.dtype))
+    if config.lora is not None:
+        add_lora(pipe, config.lora)
     return SD3Policy(
         pipe,
         device=where,
@@ -87,6 +90,19 @@ def load_pipeline(source: str | Path, dtype: torch.dtype = torch.float32) -> Sta
     return pipe
 
 
+def add_lora(pipe: StableDiffusion3Pipeline, folder: str | Path) -> None:
+    """Put a saved adapter on the pipeline, as plain diffusers does."""
+    path = Path(folder).expanduser() / FILE
+    if not path.is_file():
+        raise RecastError(f"there is no adapter {path}")
+    try:
+        with quiet():
+            pipe.load_lora_weights(path.parent, weight_name=FILE)
+    except _UNREADABLE as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RecastError(f"{path} is no adapter of this model: {reason}") from error
+
+
 def _encoder(source: str | Path, name: str, kind: str, dtype: torch.dtype) -> Any:
     """A text encoder; transformers would fill what its file lacks with random numbers."""
     import transformers
@@ -142,6 +158,15 @@ class SD3Policy:
     def latent_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of one image's latents."""
         return (self.pipe.transformer.config.in_channels, self.side, self.side)
+
+    @property
+    def row_bytes(self) -> int:
+        """About what one sample's activations take in a velocity call: 14 vectors of the width for each token."""
+        config = self.pipe.transformer.config
+        tokens = (self.side // config.patch_size) ** 2 + self.pipe.tokenizer_max_length + self.max_sequence_length
+        width = config.num_attention_heads * config.attention_head_dim
+        size = torch.finfo(self.pipe.transformer.dtype).bits // 8
+        return (2 if self.guidance > 1 else 1) * 14 * tokens * width * size
 
     def sigmas(self, steps: int) -> list[float]:
         """σ_0..σ_T as the pipeline's own scheduler sets them, by resolution where it does so."""

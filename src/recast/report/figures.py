@@ -74,35 +74,68 @@ def gain_figure(
     return figure
 
 
-def sampling_figure(runs: Mapping[str, GainCurves]) -> Figure:
-    """The paper's comparison of sampling distributions: D, gain, normalised gain and W, one line of panels a run.
+PANELS = {
+    "D": "$D_{i,t}$",
+    "gains": r"gain $\Delta D_{i,t}$",
+    "normalized": "mean-normalised gain",
+    "W": r"W at uniform $\lambda$",
+}
 
-    D is shifted to 0 at pure noise; it is not a sum of the clipped gains. W is at a uniform budget.
+
+def panels_figure(runs: Mapping[str, GainCurves], columns: Sequence[str] = tuple(PANELS)) -> Figure:
+    """Several curves below each other, in the columns of the paper's App. B: D, gain, normalised gain and W.
+
+    D is shifted to 0 at pure noise; it is not a sum of the clipped gains. Bands are 95 % over prompts.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(13, 2.7 * len(runs)), layout="constrained")
-    grid = figure.subplots(len(runs), 4, squeeze=False)
+    figure = Figure(figsize=(3.2 * len(columns), 2.6 * len(runs)), layout="constrained")
+    grid = figure.subplots(len(runs), len(columns), squeeze=False)
     for line, (title, curves) in zip(grid, runs.items(), strict=True):
-        colors = dict(zip(curves.rewards, COLORS, strict=False))
+        colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(curves.rewards)}
         bands = curves.intervals() if curves.D_prompts is not None else {}
         weights = weigh(curves, dict.fromkeys(curves.rewards, 1.0))
-        for name, row in zip(curves.rewards, curves.D, strict=True):
-            line[0].plot(range(curves.steps + 1), row - row[-1], color=colors[name], label=name, linewidth=1.3)
-        _lines(line[1], colors, curves.rewards, curves.gains, bands.get("gains"))
-        _lines(line[2], colors, curves.rewards, curves.normalized(), bands.get("normalized"))
-        _lines(line[3], colors, weights.rewards, weights.matrix, _weight_band(curves, weights))
+        rows = {
+            "D": (curves.D - curves.D[:, -1:], bands.get("D"), 0),
+            "gains": (curves.gains, bands.get("gains"), 1),
+            "normalized": (curves.normalized(), bands.get("normalized"), 1),
+            "W": (weights.matrix, _weight_band(curves, weights), 1),
+        }
+        for axes, column in zip(line, columns, strict=True):
+            values, band, start = rows[column]
+            _lines(axes, colors, curves.rewards, values, band, start)
+            if column == "D":
+                axes.axhline(0, color="0.7", linewidth=0.7, zorder=0)
         line[0].set_ylabel(title)
-        line[0].axhline(0, color="0.7", linewidth=0.7, zorder=0)
-    for axes, name in zip(grid[0], ("$D_{i,t}$", r"gain $\Delta D_{i,t}$", "mean-normalised gain", "W"), strict=True):
-        axes.set_title(name)
+    for axes, column in zip(grid[0], columns, strict=True):
+        axes.set_title(PANELS[column])
     for axes in grid.flat:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
     for axes in grid[-1]:
         axes.set_xlabel("step t  (1 clean … T noise)")
     grid[0, 0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def drift_figure(base: GainCurves, trained: GainCurves, titles: tuple[str, str]) -> Figure:
+    """D at two policies on one vertical axis; the inset repeats the second at its own scale (App. B.5)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    inset = right.inset_axes((0.45, 0.4, 0.52, 0.55))
+    colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(base.rewards)}
+    for axes, curves in ((left, base), (right, trained), (inset, trained)):
+        _lines(axes, colors, curves.rewards, curves.D - curves.D[:, -1:], start=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes, title in ((left, titles[0]), (right, titles[1])):
+        axes.set_title(title)
+        axes.set_xlabel("step t  (1 clean … T noise)")
+    inset.tick_params(labelsize=7)
+    left.set_ylabel(PANELS["D"])
+    left.legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -158,9 +191,14 @@ def _weight_band(curves: GainCurves, weights: WeightMatrix) -> np.ndarray | None
 
 
 def _lines(
-    axes: Axes, colors: dict[str, str], names: Sequence[str], rows: np.ndarray, band: np.ndarray | None = None
+    axes: Axes,
+    colors: dict[str, str],
+    names: Sequence[str],
+    rows: np.ndarray,
+    band: np.ndarray | None = None,
+    start: int = 1,
 ) -> None:
-    steps = np.arange(1, rows.shape[1] + 1)
+    steps = np.arange(start, start + rows.shape[1])
     for i, name in enumerate(names):
         axes.plot(steps, rows[i], color=colors[name], label=name, marker="o", markersize=2.5, linewidth=1.3)
         if band is not None:

@@ -87,6 +87,18 @@ def running_table(curves: GainCurves) -> Table:
     return table
 
 
+def orders_table(swept: Mapping[float, GainCurves]) -> Table:
+    """Where each reward's gain peaks at each order, and how high above its own mean."""
+    rewards = next(iter(swept.values())).rewards
+    table = Table(title="peak t (normalised gain there)", title_justify="left")
+    for header in ("α", *rewards):
+        table.add_column(header, justify="right")
+    for order, curves in swept.items():
+        rows = curves.normalized()
+        table.add_row(f"{order:g}", *(f"{int(row.argmax()) + 1} ({row.max():.2f}×)" for row in rows))
+    return table
+
+
 def plan_table(facts: Mapping[str, Any]) -> Table:
     """What a run will cost, one line a quantity."""
     table = Table(show_header=False)

@@ -17,6 +17,7 @@ from rich.console import Console
 from recast.errors import RecastError
 
 Item = TypeVar("Item")
+TALKATIVE = ("diffusers.pipelines.pipeline_utils", "diffusers.loaders.lora_base", "huggingface_hub")
 console = Console(markup=False, highlight=False)  # names and paths are text, whatever brackets they have
 
 
@@ -84,7 +85,10 @@ def needs(what: str, extra: str) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """No bars and no side remarks of the libraries while models are read or written; errors still come through."""
-    loggers = [logging.getLogger(name) for name in ("diffusers.pipelines.pipeline_utils", "huggingface_hub")]
+    loggers = [
+        logging.getLogger(name)
+        for name in ("diffusers.pipelines.pipeline_utils", "diffusers.loaders.lora_base", "huggingface_hub")
+    ]
     levels = [logger.level for logger in loggers]
     loaded = [name for name in ("diffusers", "transformers") if name in sys.modules]
     libraries = [importlib.import_module(f"{name}.utils.logging") for name in loaded]

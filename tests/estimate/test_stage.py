@@ -1,6 +1,7 @@
 """The estimate stage: shards that survive a kill, settings that are not mixed, and curves made again in seconds."""
 
 import shutil
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,55 @@ def test_idle_and_unknown_settings_are_named(
 
     with pytest.raises(RecastError, match=words):
         attempt()
+
+
+def test_scoring_beside_sampling_changes_nothing(
+    proposed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.estimate(shapes("prompts.count=3"), fresh(proposed, tmp_path / "one"), silent)
+    threads: set[str] = set()
+    load = worlds.load
+
+    def overlapping(recipe: config.Recipe, out: Path) -> Any:
+        world = load(recipe, out)
+        world.overlaps = True  # type: ignore[misc]
+        scorer = world.scorer
+
+        def watched(name: str) -> Any:
+            threads.add(threading.current_thread().name)
+            return scorer(name)
+
+        world.scorer = watched  # type: ignore[method-assign]
+        return world
+
+    monkeypatch.setattr(worlds, "load", overlapping)
+    stage.estimate(shapes("prompts.count=3"), fresh(proposed, tmp_path / "two"), silent)
+    assert (tmp_path / "one/gains.json").read_bytes() == (tmp_path / "two/gains.json").read_bytes()
+    assert threading.main_thread().name not in threads
+
+
+def test_a_failing_reward_stops_the_run_and_keeps_what_was_done(
+    proposed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fresh(proposed, tmp_path / "run")
+    from recast.shapes import rewards
+
+    detail, calls = rewards.Detail.__call__, []
+
+    def fragile(self: Any, images: torch.Tensor, texts: Any, metadata: Any = None) -> Any:
+        calls.append(texts[0])
+        if len(set(calls)) > 1:
+            raise ValueError("broken")
+        return detail(self, images, texts, metadata)
+
+    monkeypatch.setattr(rewards.Detail, "__call__", fragile)
+    with pytest.raises(RecastError, match="the reward 'detail' failed on"):
+        stage.estimate(shapes(), folder, silent)
+    assert len(list((folder / "shards").glob("*.safetensors"))) == 1
+    assert not list((folder / "shards").glob("*.lock"))
+
+
+def test_rows_fit_the_memory_in_whole_tiles() -> None:
+    assert worlds.rows_within(1.0, 2**20) == 1024
+    assert worlds.rows_within(0.04, 2**20) == 32
+    assert worlds.rows_within(1e-9, 2**20) == 16

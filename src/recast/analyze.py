@@ -34,9 +34,11 @@ def alpha(run: Run, out: Stem = None) -> None:
 
     swept = sweep(run, renyi.PAPER_ALPHAS)
     console.print(tables.orders_table(swept))
-    _save(
-        {f"α = {order:g}": curves for order, curves in swept.items()}, ("gains", "normalized", "W"), out, run, "alpha"
-    )
+    if load_recipe(run / "recipe.yaml").estimate.rollouts < 4:
+        note = "note: with fewer than 4 rollouts the moment is biased at every order but 2 (estimate.rollouts)"
+        console.print(note, soft_wrap=True)
+    named = {f"α = {order:g}": curves for order, curves in swept.items()}
+    _save(named, ("gains", "normalized", "W"), out, run, "alpha")
 
 
 @app.command()

@@ -94,6 +94,20 @@ def test_detection_of_every_object_in_every_cell() -> None:
     assert reading.error[reading.drawn].max() < 0.005
 
 
+def test_a_batch_is_read_once_and_again_when_it_changes() -> None:
+    image = draw((5, "red", "circle"))
+    first = detect.read(image)
+    assert detect.read(image) is first
+    assert detect.read(image.clone()) is not first
+    image[:, :, 32:48, 32:48] = 0.1
+    assert detect.read(image).drawn.sum() == 2
+    with torch.inference_mode():
+        unseen = draw((5, "red", "circle"))
+        assert detect.read(unseen).drawn.sum() == 1
+        unseen[:, :, 32:48, 32:48] = 0.1
+        assert detect.read(unseen).drawn.sum() == 2
+
+
 def smear(image: torch.Tensor) -> torch.Tensor:
     """Something in cell 10 that is no object."""
     image = image.clone()

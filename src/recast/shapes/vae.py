@@ -9,7 +9,6 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.models.autoencoders.vae import DecoderOutput, DiagonalGaussianDistribution
 from diffusers.models.modeling_outputs import AutoencoderKLOutput
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recast.shapes import prompts, render
 
@@ -17,8 +16,8 @@ from recast.shapes import prompts, render
 class CellVAE(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """Each 16×16 cell of an image in [−1, 1] as its `latent_channels` leading principal components.
 
-    The components are orthonormal, so `encode(decode(z))` is z, and decoding is one transposed
-    convolution. The distribution that `encode` returns has no spread.
+    The components are orthonormal, so `encode(decode(z))` is z, and decoding is one matrix product. The
+    distribution that `encode` returns has no spread.
     """
 
     _supports_gradient_checkpointing = False
@@ -38,15 +37,21 @@ class CellVAE(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
     def encode(self, x: Tensor, return_dict: bool = True) -> AutoencoderKLOutput | tuple[DiagonalGaussianDistribution]:
         """Latents (B, c, h/16, w/16) of images (B, 3, h, w) in [−1, 1]."""
-        offset = (self.components * self.mean).sum((1, 2, 3))
-        mean = functional.conv2d(x, self.components, -offset, stride=render.CELL)
+        count, _, height, width = x.shape
+        side = render.CELL
+        cells = x.reshape(count, 3, height // side, side, width // side, side).permute(0, 2, 4, 1, 3, 5)
+        mean = (cells - self.mean).flatten(3) @ self.components.flatten(1).T
+        mean = mean.permute(0, 3, 1, 2)
         posterior = DiagonalGaussianDistribution(torch.cat([mean, torch.zeros_like(mean)], dim=1), deterministic=True)
         return AutoencoderKLOutput(latent_dist=posterior) if return_dict else (posterior,)
 
     def decode(self, z: Tensor, return_dict: bool = True, generator: object = None) -> DecoderOutput | tuple[Tensor]:
         """Images of latents; not clipped to [−1, 1]."""
-        mean = self.mean.repeat(1, z.shape[2], z.shape[3])
-        images = functional.conv_transpose2d(z, self.components, stride=render.CELL) + mean
+        # A plain matrix product: a transposed convolution does the same in ten times the time on a CPU.
+        count, _, height, width = z.shape
+        cells = z.permute(0, 2, 3, 1) @ self.components.flatten(1)
+        cells = cells.reshape(count, height, width, 3, render.CELL, render.CELL) + self.mean
+        images = cells.permute(0, 3, 1, 4, 2, 5).reshape(count, 3, height * render.CELL, width * render.CELL)
         return DecoderOutput(sample=images) if return_dict else (images,)
 
 

@@ -169,3 +169,16 @@ def test_the_renderer_refuses_other_prompts(tmp_path: Path) -> None:
         stage.propose(recipe(f"prompts.source={tmp_path / 'p.txt'}", "prompts.count=1"), tmp_path / "run", silent)
     with pytest.raises(RecastError, match="a folder is given exactly where the source is folder"):
         recipe("propose.source=folder")
+
+
+def test_two_processes_do_not_ask_for_the_same_images(tmp_path: Path) -> None:
+    first, second = (store.Store(tmp_path, {}) for _ in range(2))
+    with first.alone(), pytest.raises(RecastError, match="another process is getting proposals"), second.alone():
+        pass
+    with second.alone():
+        pass
+
+
+def test_a_mixture_has_no_proposals_to_get(tmp_path: Path) -> None:
+    with pytest.raises(RecastError, match="a world of the kind mixture makes its own proposals"):
+        stage.propose(config.load(RECIPE.with_name("mixture.yaml")), tmp_path, silent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -83,7 +84,8 @@ def propose(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Pa
         from recast import propose as stage
 
         manifest = stage.propose(settings, out, progress)
-    settings.save(out / "recipe.yaml")
+    if not (out / "gains.json").exists():  # else it is the recipe of those curves
+        settings.save(out / "recipe.yaml")
     lines = manifest.read_text(encoding="utf-8").count("\n")
     console.print(f"{lines} proposals by {stage.generator(settings)}; wrote {manifest}", soft_wrap=True)
 
@@ -255,7 +257,10 @@ def run(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Path("
         with needs("making proposals", "train"):
             from recast import propose as proposals
 
-            proposals.propose(settings, out, progress)
+            if int(os.environ.get("RANK", 0)) == 0:
+                proposals.propose(settings, out, progress)
+            else:
+                proposals.wait(settings, out)
     curves, truth = _estimate(settings, out)
     weights = stages.weigh_recipe(settings, curves)
     exact = None if truth is None else stages.weigh_recipe(settings, truth)

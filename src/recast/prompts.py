@@ -46,7 +46,7 @@ def digest(rows: Sequence[Row]) -> str:
 
 def _read(path: Path) -> list[Row]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RecastError(f"{path}: the prompts cannot be read: {error}") from error
     if path.suffix == ".txt":

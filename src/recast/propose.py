@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,33 @@ Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 def propose(recipe: Recipe, out: Path, progress: Progress) -> Path:
     """Make what is missing, then write the manifest; returns its path. What is there is not made again."""
+    if recipe.world.kind != "images":
+        raise RecastError(f"a world of the kind {recipe.world.kind} makes its own proposals: there are none to get")
     rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
     texts = [row["prompt"] for row in rows]
     settings, samples = recipe.propose, recipe.estimate.samples
     kept = store.Store(out / "proposals", identity(recipe), settings.smallest)
-    missing = kept.missing(texts, samples)
-    if missing:
-        if settings.source in api.DEFAULTS:
-            api.fetch(api.Client(settings), kept, missing, progress)
-        elif settings.source == "folder":
-            _copy(Path(settings.folder or ""), kept, missing, progress)
-        else:
-            _draw(recipe, {row["prompt"]: row for row in rows}, kept, missing, progress)
-    return kept.write_manifest(texts, samples, generator(recipe))
+    with kept.alone():
+        missing = kept.missing(texts, samples)
+        if missing:
+            if settings.source in api.DEFAULTS:
+                api.fetch(api.Client(settings), kept, missing, progress)
+            elif settings.source == "folder":
+                _copy(Path(settings.folder or ""), kept, missing, progress)
+            else:
+                _draw(recipe, {row["prompt"]: row for row in rows}, kept, missing, progress)
+        return kept.write_manifest(texts, samples, generator(recipe))
+
+
+def wait(recipe: Recipe, out: Path, seconds: float = 1.0) -> None:
+    """Return once another process of the same launcher has made every proposal."""
+    rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
+    texts = [row["prompt"] for row in rows]
+    folder = out / "proposals"
+    while not (folder / "settings.json").exists() or store.Store(
+        folder, identity(recipe), recipe.propose.smallest
+    ).missing(texts, recipe.estimate.samples):
+        time.sleep(seconds)
 
 
 def generator(recipe: Recipe) -> str:
@@ -46,22 +61,30 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     """The settings that decide what an image is; images of another identity are never mixed in."""
     settings = recipe.propose
     facts: dict[str, Any] = {"source": settings.source, "generator": generator(recipe)}
+    if settings.source in api.DEFAULTS:
+        facts["base_url"] = settings.base_url or api.DEFAULTS[settings.source][0]
     if settings.source == "openai":
         facts |= {"size": settings.size, "quality": settings.quality}
     if settings.source in ("renderer", "policy"):
         facts["seed"] = settings.seed
     if settings.source == "policy":
-        facts |= {
-            "guidance": recipe.policy.guidance,
-            "steps": recipe.estimate.steps,
-            "spacing": recipe.estimate.spacing,
-        }
+        facts |= {"policy": policy_identity(recipe), "steps": recipe.estimate.steps, "spacing": recipe.estimate.spacing}
     return facts
 
 
-def seed_of(seed: int, prompt: str, number: int) -> int:
-    """The seed of a prompt's image, whatever other prompts there are."""
-    words = np.frombuffer(hashlib.sha256(prompt.encode()).digest(), np.uint32)[:4]
+def policy_identity(recipe: Recipe) -> dict[str, Any]:
+    """The settings that decide what a policy draws, an adapter by its content."""
+    keys = ("model", "dtype", "guidance", "resolution", "max_sequence_length")
+    facts: dict[str, Any] = {key: getattr(recipe.policy, key) for key in keys}
+    if recipe.policy.lora is not None:
+        path = Path(recipe.policy.lora).expanduser() / "pytorch_lora_weights.safetensors"
+        facts["lora"] = hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest()
+    return facts
+
+
+def seed_of(seed: int, prompt: str, number: int, purpose: str = "proposal") -> int:
+    """A seed for one purpose of a prompt, whatever other prompts and purposes there are."""
+    words = np.frombuffer(hashlib.sha256(f"{purpose}:{prompt}".encode()).digest(), np.uint32)[:4]
     return int(np.random.SeedSequence([seed, number, *words.tolist()]).generate_state(1, np.uint32)[0])
 
 
@@ -73,7 +96,11 @@ def _copy(folder: Path, kept: store.Store, missing: list[tuple[str, int]], progr
             raise RecastError(
                 f"{folder} has {len(files)} images for the prompt {prompt!r}, but {number + 1} are needed"
             )
-        kept.add(prompt, number, files[number].read_bytes())
+        try:
+            content = files[number].read_bytes()
+        except OSError as error:
+            raise RecastError(f"{files[number]}: the image cannot be read: {error.strerror or error}") from error
+        kept.add(prompt, number, content)
 
 
 def _draw(

@@ -125,9 +125,30 @@ def test_alpha_and_aggregation_come_from_the_shards(tmp_path: Path, monkeypatch:
 
 
 def test_reuse_makes_nothing_new(tmp_path: Path) -> None:
-    stage.estimate(mixture("world.prompts=3"), tmp_path, silent)
-    with pytest.raises(RecastError, match="1 of 4 prompts have no shard yet: run without --reuse"):
+    with pytest.raises(RecastError, match="has no rollouts to reuse: run without --reuse"):
         stage.estimate(mixture(), tmp_path, silent, reuse=True)
+    stage.estimate(mixture("world.prompts=3"), tmp_path, silent)
+    curves, _ = stage.estimate(mixture(), tmp_path, silent, reuse=True)
+    assert curves.D_prompts is not None
+    assert len(curves.D_prompts) == 3
+
+
+def test_rewards_in_another_order_and_other_metadata_are_noticed(proposed: Path, tmp_path: Path) -> None:
+    folder = fresh(proposed, tmp_path / "run")
+    stage.estimate(shapes("rewards={detail: {}, background: {}}"), folder, silent)
+    with pytest.raises(RecastError, match="made with order = "):
+        stage.estimate(shapes("rewards={background: {}, detail: {}}"), folder, silent)
+    world = worlds.load(shapes("rewards={detail: {}}"), folder)
+    before = world.inputs(world.names[0])
+    world._rows[world.names[0]]["tag"] = "other"  # type: ignore[attr-defined]
+    assert world.inputs(world.names[0]) != before
+
+
+def test_noise_and_proposals_have_seeds_of_their_own() -> None:
+    assert propose.seed_of(0, "a", 0) != propose.seed_of(0, "a", 0, "noise")
+    assert propose.identity(shapes("propose.source=policy")) != propose.identity(
+        shapes("propose.source=policy", "policy.dtype=bfloat16")
+    )
 
 
 def test_the_command_line_reuses(tmp_path: Path) -> None:
@@ -156,7 +177,7 @@ def test_proposals_are_asked_for_and_changed_ones_are_noticed(proposed: Path, tm
     images = sorted((folder / "proposals/images").iterdir())
     for image in images[1:]:
         shutil.copy(images[0], image)
-    with pytest.raises(RecastError, match="was made from other proposals for the prompt"):
+    with pytest.raises(RecastError, match="was made from other proposals or metadata for the prompt"):
         stage.estimate(shapes(), folder, silent)
 
 

@@ -22,7 +22,8 @@ def png(value: int = 128, side: int = 64) -> bytes:
 class Server:
     """Answers with an image unless `script` has something else to do, one entry a request.
 
-    Entries: a status, ("after", seconds) for 429 with Retry-After, "hang", "reset", "text", "half", "tiny", "noise".
+    Entries: a status, ("after", seconds) for 429 with Retry-After, "hang", "reset", "text", "half", "tiny", "noise",
+    "cut".
     """
 
     def __init__(self) -> None:
@@ -72,6 +73,13 @@ class Handler(BaseHTTPRequestHandler):
             return self._send(what, json.dumps({"error": {"message": f"scripted {what}"}}).encode())
         if isinstance(what, tuple):
             return self._send(429, b"{}", {"Retry-After": str(what[1])})
+        if what == "cut":
+            self.send_response(500)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"x")
+            self.connection.close()
+            return None
         if what == "hang":
             time.sleep(1.0)
             return None

@@ -71,7 +71,7 @@ def test_gemini_images(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["openai", "gemini"])
-@pytest.mark.parametrize("failure", [429, 500, 503, 529, ("after", 0), "reset", "text", "half", "tiny", "noise"])
+@pytest.mark.parametrize("failure", [429, 500, 503, 529, ("after", 0), "reset", "text", "half", "noise", "cut"])
 def test_what_passes_is_tried_again(server: Server, tmp_path: Path, failure: Any, source: str) -> None:
     server.script = [failure, failure]
     fetch(server, tmp_path, source=source)
@@ -133,15 +133,15 @@ def test_the_cap_holds_over_runs_and_loses_nothing(server: Server, tmp_path: Pat
 
 
 def test_what_may_have_been_billed_counts_and_what_was_not_does_not(server: Server, tmp_path: Path) -> None:
-    server.script = [429, 500, 503]
+    server.script = [429, 529, 503]
     fetch(server, tmp_path / "a", TASKS[:1], cap=1, retries=5)
     server.script = ["noise"]  # an image came, and was none
     with pytest.raises(RecastError, match="cap of 1 images"):
         fetch(server, tmp_path / "b", TASKS[:1], cap=1)
-    for failure in ("hang", "reset", "half"):
+    for failure in ("hang", "reset", "half", 500, 504):
         server.script = [failure]
         with pytest.raises(RecastError, match="cap of 1 images"):
-            fetch(server, tmp_path / failure, TASKS[:1], cap=1, timeout=0.2)
+            fetch(server, tmp_path / str(failure), TASKS[:1], cap=1, timeout=0.2)
 
 
 def test_requests_run_at_once_as_many_as_asked(server: Server, tmp_path: Path) -> None:
@@ -173,3 +173,46 @@ def test_a_missing_key_is_named_and_a_key_is_written_nowhere(
 def test_an_unreachable_server_is_one_sentence(server: Server, tmp_path: Path) -> None:
     with pytest.raises(RecastError, match="no image for the prompt 'a cat' after 1 tries"):
         fetch(server, tmp_path, base_url="http://127.0.0.1:9", retries=0)
+
+
+def test_an_image_that_is_too_small_stops_at_once_and_is_kept(server: Server, tmp_path: Path) -> None:
+    server.script = ["tiny"]
+    with pytest.raises(RecastError, match="is 8×8, smaller than .*it is kept as"):
+        fetch(server, tmp_path)
+    assert len(server.requests) == 1
+    assert len(list((tmp_path / "rejected").iterdir())) == 1
+
+
+def test_a_folder_that_cannot_be_written_costs_one_image(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Path.write_bytes
+
+    def full(self: Path, data: bytes) -> int:
+        if self.suffix == ".tmp" and "images" in self.parts:
+            raise OSError(28, "No space left on device")
+        return write(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(RecastError, match="cannot be written: No space left"):
+        fetch(server, tmp_path)
+    assert len(server.requests) == 1
+
+
+def test_a_key_with_a_line_end_works_and_a_broken_one_is_not_shown(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\r\n")
+    fetch(server, tmp_path, TASKS[:1])
+    assert server.requests[0]["headers"]["Authorization"] == f"Bearer {SECRET}"
+    monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\rmore")
+    with pytest.raises(RecastError, match="has characters that no key has") as caught:
+        api.Client(settings(server))
+    assert SECRET not in str(caught.value)
+
+
+def test_a_redirect_is_refused(server: Server, tmp_path: Path) -> None:
+    server.script = [302]
+    with pytest.raises(RecastError, match="refused the prompt 'a cat' with status 302"):
+        fetch(server, tmp_path)
+    assert len(server.requests) == 1

@@ -99,12 +99,12 @@ def test_a_batch_is_read_once_and_again_when_it_changes() -> None:
     first = detect.read(image)
     assert detect.read(image) is first
     assert detect.read(image.clone()) is not first
-    image[:, :, 32:48, 32:48] = 0.1
+    image[:, :, 34:46, 34:46] = 0.1
     assert detect.read(image).drawn.sum() == 2
     with torch.inference_mode():
         unseen = draw((5, "red", "circle"))
         assert detect.read(unseen).drawn.sum() == 1
-        unseen[:, :, 32:48, 32:48] = 0.1
+        unseen[:, :, 34:46, 34:46] = 0.1
         assert detect.read(unseen).drawn.sum() == 2
 
 

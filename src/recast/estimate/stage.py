@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 import warnings
@@ -62,11 +61,11 @@ def estimate(
 ) -> tuple[GainCurves, GainCurves | None] | None:
     """`gains.json`, and in the exact world `exact.json` beside it: the truth at the same proposals.
 
-    Prompts that have a shard are not estimated again; with `reuse`, none is. With `until_ci`, only as many prompts are
-    used, in their order, as make the 95 % interval of W that narrow (`width`). Any number of processes may work
-    in one folder, under a launcher or started by hand on several machines; of those under one launcher, the first
-    writes the curves and the others return None. Weights and figures of earlier curves are removed: they would
-    contradict the new ones.
+    Prompts that have a shard are not estimated again; with `reuse`, none is, and the first ones that have a shard are
+    used. With `until_ci`, only as many prompts are used, in their order, as make the 95 % interval of W that narrow
+    (`width`). Any number of processes may work in one folder, under a launcher or started by hand on several machines;
+    of those under one launcher, the first writes the curves and the others return None. Weights and figures of earlier
+    curves are removed: they would contradict the new ones.
     """
     _warn(recipe)
     shards = Shards(out / "shards", identity(recipe))  # first: other settings leave the folder as it was
@@ -76,14 +75,15 @@ def estimate(
         world = worlds.load(recipe, out)
         run = _Run(recipe, world, shards, until_ci)
         missing = [name for name in world.names if not shards.has(name)]
-        if missing and reuse:
-            raise RecastError(f"{len(missing)} of {len(world.names)} prompts have no shard yet: run without --reuse")
-        if missing:
+        ready = run.ready()
+        if reuse and not ready:
+            raise RecastError(f"{out / 'shards'} has no rollouts to reuse: run without --reuse")
+        if missing and not reuse:
             run.work(progress(run.turns(missing), "estimating gains", len(missing)), watch)
         if RANK > 0:
             return None
         shards.sweep(world.names)
-        names = world.names[: run.enough() or len(world.names)]
+        names = world.names[: run.enough() or (ready if reuse else len(world.names))]
         curves = run.curves(names)
         truth = _exact(recipe, world, names) if isinstance(world, worlds.MixtureWorld) else None
     finally:
@@ -153,16 +153,16 @@ class _Run:
         if watch is not None:
             watch(self.status())
 
+    def ready(self) -> int:
+        """How many first prompts are done."""
+        done = [self._shards.has(name) for name in self._world.names]
+        return done.index(False) if False in done else len(done)
+
     def enough(self) -> int | None:
         """The number of first prompts that make W's interval narrow enough, once there is one."""
         if self._until is None:
             return None
-        ready = 0
-        for name in self._world.names:
-            if not self._shards.has(name):
-                break
-            ready += 1
-        for count in range(FEWEST, ready + 1):
+        for count in range(FEWEST, self.ready() + 1):
             if count not in self._widths:
                 self._widths[count] = width(self._recipe, self.curves(self._world.names[:count]))
             if self._widths[count] <= self._until:
@@ -257,20 +257,13 @@ def identity(recipe: Recipe) -> dict[str, Any]:
         world = {key: value for key, value in recipe.world.model_dump().items() if key != "prompts"}
         return {"world": world, "estimate": settings}
     from recast import propose
-    from recast.flow.lora import FILE
 
     settings.pop("shift", None)
-    policy = {
-        key: getattr(recipe.policy, key) for key in ("model", "dtype", "guidance", "resolution", "max_sequence_length")
-    }
-    if recipe.policy.lora is not None:
-        path = Path(recipe.policy.lora).expanduser() / FILE
-        content = path.read_bytes() if path.is_file() else b""
-        policy["lora"] = hashlib.sha256(content).hexdigest()
     return {
-        "policy": policy,
+        "policy": propose.policy_identity(recipe),
         "proposals": propose.identity(recipe),
         "rewards": {name: options or {} for name, options in recipe.rewards.items()},
+        "order": list(recipe.rewards),  # a shard's rows have no names
         "estimate": settings,
     }
 

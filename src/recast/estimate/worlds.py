@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,7 +54,7 @@ class World(Protocol):
         ...
 
     def inputs(self, name: str) -> str:
-        """Hash of a prompt's proposals."""
+        """Hash of a prompt's proposals and metadata."""
         ...
 
     def seed(self, name: str) -> int:
@@ -160,12 +161,15 @@ class ImageWorld:
         return [self._store.path(name, k) for k in range(self._recipe.estimate.samples)]
 
     def inputs(self, name: str) -> str:
-        """SHA-256 over the proposals' files."""
-        return hashlib.sha256(b"".join(hashlib.sha256(p.read_bytes()).digest() for p in self._files(name))).hexdigest()
+        """SHA-256 over the prompt's metadata, which rewards may read, and the proposals' files."""
+        found = hashlib.sha256(json.dumps(self._rows[name], sort_keys=True).encode())
+        for path in self._files(name):
+            found.update(hashlib.sha256(path.read_bytes()).digest())
+        return found.hexdigest()
 
     def seed(self, name: str) -> int:
         """From the prompt's words and the recipe's seed."""
-        return propose.seed_of(self._recipe.estimate.seed, name, 0)
+        return propose.seed_of(self._recipe.estimate.seed, name, 0, "noise")
 
     def clean(self, name: str) -> Tensor:
         """Latents of the proposals."""

@@ -17,11 +17,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from recast.core import artifact
 from recast.errors import RecastError
-from recast.proposals.store import Store
+from recast.proposals.store import Store, UndecodableError
 
 if TYPE_CHECKING:
     from recast.config import ProposeConfig
@@ -32,12 +33,21 @@ DEFAULTS = {
 }
 """Base URL, model and the environment variable that holds the key; the two generators of the paper."""
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+PERHAPS_MADE = (408, 500, 502, 504)
+"""Of these, the ones after which an image may have been made and billed all the same."""
 _LONGEST_WAIT = 60.0
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 class RefusedError(RecastError):
     """The server said no, and asking again would not change that."""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the key to another host: it is an error."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Follow none."""
 
 
 class Client:
@@ -51,12 +61,18 @@ class Client:
         base, model, self.variable = DEFAULTS[config.source]
         self.base, self.model = (config.base_url or base).rstrip("/"), config.model or model
         self.config, self._sleep, self._random = config, sleep, random.Random(0)
-        if not os.environ.get(self.variable):
+        if not self._key():
             raise RecastError(f"the environment has no {self.variable}: set it to your key for {self.base}")
+        if not self._key().isascii() or not self._key().isprintable():
+            raise RecastError(f"the key in {self.variable} has characters that no key has")
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def _key(self) -> str:
+        return os.environ.get(self.variable, "").strip()
 
     def request(self, prompt: str) -> urllib.request.Request:
         """The HTTP request for one image."""
-        secret = os.environ.get(self.variable, "")
+        secret = self._key()
         if self.kind == "openai":
             body: dict[str, Any] = {"model": self.model, "prompt": prompt, "n": 1, "size": self.config.size}
             body |= {"quality": self.config.quality} if self.config.quality else {}
@@ -84,15 +100,18 @@ class Client:
     def attempt(self, prompt: str) -> tuple[bytes | None, bool, str, float]:
         """One request: an image or none, whether it may have been billed, why it failed, and how long to wait."""
         try:
-            with urllib.request.urlopen(self.request(prompt), timeout=self.config.timeout) as response:
+            with self._opener.open(self.request(prompt), timeout=self.config.timeout) as response:
                 return self.image(response.read()), True, "", 0.0
         except urllib.error.HTTPError as error:
-            text = error.read()[:500].decode("utf-8", "replace")
+            text = ""
+            with suppress(OSError, http.client.HTTPException):  # half an error is an error all the same
+                text = error.read()[:500].decode("utf-8", "replace")
             if error.code not in RETRIED:
                 raise RefusedError(
                     f"{self.base} refused the prompt {prompt!r} with status {error.code}: {' '.join(text.split())}"
                 ) from None
-            return None, False, f"status {error.code}", _seconds(error.headers.get("Retry-After"))
+            sent = error.code in PERHAPS_MADE
+            return None, sent, f"status {error.code}", _seconds(error.headers.get("Retry-After"))
         except RecastError as error:
             return None, True, str(error), 0.0
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -168,7 +187,7 @@ def fetch(client: Client, store: Store, tasks: list[tuple[str, int]], progress: 
                 try:
                     store.add(prompt, number, content)
                     return
-                except RecastError as error:
+                except UndecodableError as error:
                     reason = str(error)
             if tries < client.config.retries:
                 client.wait(tries, asked)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,10 @@ FORMAT = "recast.proposals"
 SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp"}
 
 
+class UndecodableError(RecastError):
+    """What came is no image at all; asking again may help."""
+
+
 def key(prompt: str, number: int) -> str:
     """File stem of a prompt's image `number`."""
     return f"{hashlib.sha256(prompt.encode()).hexdigest()[:16]}-{number:03d}"
@@ -42,7 +47,7 @@ def check(content: bytes, smallest: int, what: str) -> tuple[str, int, int]:
             image.load()
             suffix, (width, height) = SUFFIXES.get(image.format or ""), image.size
     except Exception as error:  # PIL raises many kinds for a broken file
-        raise RecastError(f"{what} is not an image that decodes: {error}") from error
+        raise UndecodableError(f"{what} is not an image that decodes: {error}") from error
     if suffix is None:
         raise RecastError(f"{what} is of the kind {image.format}: proposals are {', '.join(SUFFIXES)}")
     if min(width, height) < smallest:
@@ -59,6 +64,8 @@ class Store:
     smallest: int = 64
 
     def __post_init__(self) -> None:
+        from PIL import Image  # noqa: F401  # now, and not when the first image has been paid for
+
         path = self.folder / "settings.json"
         if path.exists():
             known = artifact.read(path, FORMAT)["settings"]
@@ -82,13 +89,37 @@ class Store:
             raise RecastError(f"there are no proposals in {folder}: run `recast propose` with the same --out first")
         return cls(folder, settings, smallest)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Refuse a second process in this folder: the two would ask for the same images."""
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            yield
+            return
+        with (self.folder / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RecastError(f"another process is getting proposals in {self.folder}: let it finish") from error
+            yield
+
     def missing(self, prompts: Sequence[str], samples: int) -> list[tuple[str, int]]:
         """The (prompt, number) pairs that have no image yet, in order."""
         return [(prompt, k) for prompt in prompts for k in range(samples) if key(prompt, k) not in self._files]
 
     def add(self, prompt: str, number: int, content: bytes) -> Path:
         """Keep an image as it came, once it is checked; the file appears whole or not at all."""
-        suffix, _, _ = check(content, self.smallest, f"the proposal {number} for the prompt {prompt!r}")
+        what = f"the proposal {number} for the prompt {prompt!r}"
+        try:
+            suffix, _, _ = check(content, self.smallest, what)
+        except UndecodableError:
+            raise
+        except RecastError as error:  # an image, and perhaps paid for: whoever set the limit may want it back
+            rejected = self.folder / "rejected" / key(prompt, number)
+            rejected.parent.mkdir(exist_ok=True)
+            rejected.write_bytes(content)
+            raise RecastError(f"{error}; it is kept as {rejected}") from error
         path = self.folder / "images" / f"{key(prompt, number)}{suffix}"
         temporary = path.with_name(f".{path.name}.tmp")
         try:
@@ -126,14 +157,14 @@ def read_manifest(folder: Path) -> dict[str, list[Path]]:
     """Image files of each prompt in a folder with a manifest (JSONL: prompt, file, generator)."""
     path = folder / "manifest.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RecastError(f"{path}: the manifest cannot be read: {error}") from error
     found: dict[str, list[Path]] = {}
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            file, prompt = folder / row["file"], row["prompt"]
+            file, prompt = folder / row["file"], str(row["prompt"])
         except (ValueError, KeyError, TypeError) as error:
             raise RecastError(f"{path}, line {number}: a line has prompt, file and generator ({error!r})") from error
         if not file.is_file():

@@ -133,8 +133,8 @@ class Shards:
             raise RecastError(f"{path}: not a readable shard ({error}): remove it to have it made again") from error
         if inputs is not None and found != inputs:
             raise RecastError(
-                f"{path} was made from other proposals or metadata for the prompt {name!r}: remove it, or choose another "
-                "--out"
+                f"{path} was made from other proposals or metadata for the prompt {name!r}: "
+                "remove it, or choose another --out"
             )
         return shard
 

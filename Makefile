@@ -17,6 +17,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/estimator.py
 	$(BIN)/python benchmarks/policy.py
 	$(BIN)/python benchmarks/shapes.py
+	$(BIN)/python benchmarks/estimate.py
 
 # The stamp is written last and renamed into place, so an interrupted install leaves none.
 $(STAMP): pyproject.toml constraints.txt

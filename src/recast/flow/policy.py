@@ -86,8 +86,13 @@ class Policy(Protocol):
 
 def conditioned(policy: Policy, condition: Condition) -> Velocity:
     """The policy's velocity for one condition: what samplers and the estimator call."""
+    latest = condition
 
     def velocity(x: Tensor, sigma: float) -> Tensor:
-        return policy.velocity(x, sigma, condition)
+        nonlocal latest
+        if len(latest) != len(x):  # once for all steps, and in memory: a linear layer is slow on repeated views
+            rows = condition.expand(len(x))
+            latest = replace(rows, embeds=rows.embeds.contiguous(), pooled=rows.pooled.contiguous())
+        return policy.velocity(x, sigma, latest)
 
     return velocity

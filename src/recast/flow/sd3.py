@@ -147,6 +147,7 @@ class SD3Policy:
         largest = pipe.transformer.config.pos_embed_max_size * unit
         if side > largest:
             raise RecastError(f"the resolution {side} is above {largest}, the largest this model has positions for")
+        self._dtype = pipe.transformer.dtype  # diffusers walks through all modules each time it is asked
         self._cache: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
         for part in (pipe.transformer, pipe.vae, *self._encoders()):
             part.eval().requires_grad_(False)
@@ -203,7 +204,7 @@ class SD3Policy:
         count = len(x)
         condition = condition.expand(count)
         level = torch.as_tensor(sigma, dtype=torch.float32, device=x.device).expand(count)
-        embeds, pooled, inputs = condition.embeds, condition.pooled, x.to(model.dtype)
+        embeds, pooled, inputs = condition.embeds, condition.pooled, x.to(self._dtype)
         guided = condition.empty_embeds is not None and condition.empty_pooled is not None
         if guided:
             embeds = torch.cat([condition.empty_embeds.expand(count, -1, -1), embeds])  # type: ignore[union-attr]

@@ -171,6 +171,13 @@ def test_the_renderer_refuses_other_prompts(tmp_path: Path) -> None:
         recipe("propose.source=folder")
 
 
+def test_a_missing_key_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(RecastError, match="environment has no OPENAI_API_KEY"):
+        stage.propose(recipe("propose.source=openai"), tmp_path, silent)
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_processes_do_not_ask_for_the_same_images(tmp_path: Path) -> None:
     first, second = (store.Store(tmp_path, {}) for _ in range(2))
     with first.alone(), pytest.raises(RecastError, match="another process is getting proposals"), second.alone():

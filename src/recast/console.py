@@ -67,7 +67,10 @@ def watching() -> Iterator[Callable[[Any], None] | None]:
                 f"evaluations, {60 * rate:.1f} prompts/min, {left} left"
             )
             floor = f", floor hit {status.floor_hits} times" if status.floor_hits else ""
-            live.update(Group(Text(line + floor), tables.running_table(status.curves)), refresh=True)
+            if live.console.is_terminal:
+                live.update(Group(Text(line + floor), tables.running_table(status.curves)), refresh=True)
+            else:  # a log file of a cluster: a line a prompt
+                print(line + floor, file=sys.stderr, flush=True)
 
         yield watch
 

@@ -48,7 +48,7 @@ def _read(path: Path) -> list[Row]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecastError(f"{path}: the prompts cannot be read: {error}") from error
+        raise RecastError(f"{path}: the prompts cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if path.suffix == ".txt":
         rows: list[Row] = [{"prompt": line.strip()} for line in lines if line.strip()]
     elif path.suffix == ".jsonl":

@@ -25,12 +25,13 @@ def propose(recipe: Recipe, out: Path, progress: Progress) -> Path:
     rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
     texts = [row["prompt"] for row in rows]
     settings, samples = recipe.propose, recipe.estimate.samples
+    client = api.Client(settings) if settings.source in api.DEFAULTS else None  # a missing key leaves no folder behind
     kept = store.Store(out / "proposals", identity(recipe), settings.smallest)
     with kept.alone():
         missing = kept.missing(texts, samples)
         if missing:
-            if settings.source in api.DEFAULTS:
-                api.fetch(api.Client(settings), kept, missing, progress)
+            if client is not None:
+                api.fetch(client, kept, missing, progress)
             elif settings.source == "folder":
                 _copy(Path(settings.folder or ""), kept, missing, progress)
             else:

@@ -122,6 +122,7 @@ def test_the_command_line_says_how_many_prompts_it_took(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "after 8 prompts the interval of W is" in result.output
     assert "narrow enough" in result.output
+    assert "8 of 12 prompts, " in result.stderr  # what a log file sees of the way there
     result = CliRunner().invoke(app, [*arguments, "--until-ci", "0.0001"])
     assert "after 12 prompts" in result.output
     assert "not 0.0001 yet" in result.output

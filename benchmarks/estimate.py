@@ -5,7 +5,7 @@
 On the shapes recipe with eight prompts, one thread. The stage (proposals read, encoded, noised, rolled out, decoded,
 scored by four rewards, kept) is timed in turns with a bare loop of exactly its velocity calls. Then both estimators are
 repeated on the same proposals: e is the L1 distance of W to the mean over the repeats, and the seconds to e = 0.1
-follow from noise falling with the square root of the time. Writes results/estimate.json beside this file; about six
+follow from noise falling with the square root of the time. Writes results/estimate.json beside this file; about ten
 minutes.
 """
 
@@ -30,7 +30,7 @@ from recast.weigh import weigh
 
 RESULTS = Path(__file__).parent / "results"
 RECIPE = Path(__file__).parents[1] / "recipes/shapes.yaml"
-PROMPTS, ROUNDS, REPEATS, ACCURACY = 8, 3, 5, 0.1
+PROMPTS, ROUNDS, REPEATS, ACCURACY = 8, 7, 16, 0.1
 SETTINGS = {
     "coupled": ["estimate.noisings=2"],
     "paper": ["estimate.estimator=paper", "estimate.rollouts=4"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from recast import processes
 from recast._version import __version__
 from recast.analyze import app as analyze
 from recast.console import console, duration, needs, progress, watching
@@ -257,10 +257,9 @@ def run(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Path("
         with needs("making proposals", "train"):
             from recast import propose as proposals
 
-            if int(os.environ.get("RANK", 0)) == 0:
+            if processes.RANK == 0:
                 proposals.propose(settings, out, progress)
-            else:
-                proposals.wait(settings, out)
+            processes.wait()
     curves, truth = _estimate(settings, out)
     weights = stages.weigh_recipe(settings, curves)
     exact = None if truth is None else stages.weigh_recipe(settings, truth)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from recast import processes
 from recast.errors import RecastError
 
 Item = TypeVar("Item")
@@ -25,7 +26,7 @@ def progress(items: Iterable[Item], title: str, total: int) -> Iterable[Item]:
     """The items, with a bar on the error stream while they last."""
     from rich.progress import track
 
-    if int(os.environ.get("RANK", 0)) > 0:  # one bar is enough where a launcher starts several processes
+    if processes.RANK > 0:  # one bar is enough where a launcher starts several processes
         return items
     return track(items, description=title, total=total, console=Console(stderr=True))
 
@@ -49,7 +50,7 @@ def watching() -> Iterator[Callable[[Any], None] | None]:
     from rich.live import Live
     from rich.text import Text
 
-    if int(os.environ.get("RANK", 0)) > 0:
+    if processes.RANK > 0:
         yield None
         return
     begun = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -37,17 +36,6 @@ def propose(recipe: Recipe, out: Path, progress: Progress) -> Path:
             else:
                 _draw(recipe, {row["prompt"]: row for row in rows}, kept, missing, progress)
         return kept.write_manifest(texts, samples, generator(recipe))
-
-
-def wait(recipe: Recipe, out: Path, seconds: float = 1.0) -> None:
-    """Return once another process of the same launcher has made every proposal."""
-    rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
-    texts = [row["prompt"] for row in rows]
-    folder = out / "proposals"
-    while not (folder / "settings.json").exists() or store.Store(
-        folder, identity(recipe), recipe.propose.smallest
-    ).missing(texts, recipe.estimate.samples):
-        time.sleep(seconds)
 
 
 def generator(recipe: Recipe) -> str:

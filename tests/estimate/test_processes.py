@@ -48,12 +48,39 @@ def test_killed_with_signal_9_at_several_points(undisturbed: bytes, tmp_path: Pa
 
 
 def test_two_processes_under_torchrun_give_the_same_bytes(undisturbed: bytes, tmp_path: Path) -> None:
-    launcher = ("torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "-m")
+    launcher = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
     result = subprocess.run(
         recast(*MIXTURE, out=tmp_path, launcher=launcher), capture_output=True, text=True, env=ENVIRONMENT, check=False
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("wrote gains.json") == 1
+    assert (tmp_path / "gains.json").read_bytes() == undisturbed
+
+
+def test_run_under_torchrun_waits_for_the_proposals(tmp_path: Path) -> None:
+    shapes = ("run", str(ROOT / "recipes/shapes.yaml"), "prompts.count=3", "estimate.samples=2", "estimate.noisings=1")
+    subprocess.run(recast(*shapes, out=tmp_path / "one"), check=True, capture_output=True, env=ENVIRONMENT)
+    launcher = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
+    result = subprocess.run(
+        recast(*shapes, out=tmp_path / "two", launcher=launcher),
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    for name in ("gains.json", "weights.json", "proposals/manifest.jsonl"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_accelerate_launch_gives_the_same_bytes(undisturbed: bytes, tmp_path: Path) -> None:
+    # On a CPU it starts a single process, whatever number is asked for; the launcher's way in is what is tried here.
+    launcher = ("accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1")
+    launcher += ("--mixed_precision", "no", "--dynamo_backend", "no", "-m")
+    result = subprocess.run(
+        recast(*MIXTURE, out=tmp_path, launcher=launcher), capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
+    assert result.returncode == 0, result.stderr
     assert (tmp_path / "gains.json").read_bytes() == undisturbed
 
 

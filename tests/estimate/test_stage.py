@@ -249,26 +249,31 @@ def test_idle_and_unknown_settings_are_named(
 def test_scoring_beside_sampling_changes_nothing(
     proposed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage.estimate(shapes("prompts.count=3"), fresh(proposed, tmp_path / "one"), silent)
-    threads: set[str] = set()
     load = worlds.load
 
-    def overlapping(recipe: config.Recipe, out: Path) -> Any:
-        world = load(recipe, out)
-        world.overlaps = True  # type: ignore[misc]
-        scorer = world.scorer
+    def scored_in(overlaps: bool, out: Path) -> set[str]:
+        """The threads that score, where scoring may or may not run beside sampling."""
+        threads: set[str] = set()
 
-        def watched(name: str) -> Any:
-            threads.add(threading.current_thread().name)
-            return scorer(name)
+        def watching(recipe: config.Recipe, folder: Path) -> Any:
+            world = load(recipe, folder)
+            world.overlaps = overlaps  # type: ignore[misc]
+            scorer = world.scorer
 
-        world.scorer = watched  # type: ignore[method-assign]
-        return world
+            def watched(name: str) -> Any:
+                threads.add(threading.current_thread().name)
+                return scorer(name)
 
-    monkeypatch.setattr(worlds, "load", overlapping)
-    stage.estimate(shapes("prompts.count=3"), fresh(proposed, tmp_path / "two"), silent)
+            world.scorer = watched  # type: ignore[method-assign]
+            return world
+
+        monkeypatch.setattr(worlds, "load", watching)
+        stage.estimate(shapes("prompts.count=3"), fresh(proposed, out), silent)
+        return threads
+
+    assert threading.main_thread().name not in scored_in(True, tmp_path / "one")
+    scored_in(False, tmp_path / "two")
     assert (tmp_path / "one/gains.json").read_bytes() == (tmp_path / "two/gains.json").read_bytes()
-    assert threading.main_thread().name not in threads
 
 
 def test_a_failing_reward_stops_the_run_and_keeps_what_was_done(

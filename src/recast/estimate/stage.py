@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recast import prompts
+from recast import processes, prompts
 from recast._version import __version__
 from recast.config import Recipe
 from recast.core import renyi, sinkhorn
@@ -26,8 +25,6 @@ from recast.estimate.shards import Claim, Shard, Shards
 from recast.flow.worlds import exact_mu
 
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
-RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-"""This process among those of one launcher, as torchrun and accelerate tell it."""
 FEWEST = 8
 """Prompts below which an interval over prompts is not trusted to stop a run."""
 POLL = 0.5
@@ -64,8 +61,8 @@ def estimate(
     Prompts that have a shard are not estimated again; with `reuse`, none is, and the first ones that have a shard are
     used. With `until_ci`, only as many prompts are used, in their order, as make the 95 % interval of W that narrow
     (`width`). Any number of processes may work in one folder, under a launcher or started by hand on several machines;
-    of those under one launcher, the first writes the curves and the others return None. Weights and figures of earlier
-    curves are removed: they would contradict the new ones.
+    of those under one launcher, the first writes the curves; the others wait for them and return None. Weights and
+    figures of earlier curves are removed: they would contradict the new ones.
     """
     _warn(recipe)
     shards = Shards(out / "shards", identity(recipe))  # first: other settings leave the folder as it was
@@ -80,7 +77,8 @@ def estimate(
             raise RecastError(f"{out / 'shards'} has no rollouts to reuse: run without --reuse")
         if missing and not reuse:
             run.work(progress(run.turns(missing), "estimating gains", len(missing)), watch)
-        if RANK > 0:
+        if processes.RANK > 0:
+            processes.wait()
             return None
         shards.sweep(world.names)
         names = world.names[: run.enough() or (ready if reuse else len(world.names))]
@@ -94,6 +92,7 @@ def estimate(
     if truth is not None:
         truth.save(out / "exact.json")
     curves.save(out / "gains.json")
+    processes.wait()
     return curves, truth
 
 
@@ -109,7 +108,7 @@ class _Run:
     def turns(self, names: Sequence[str]) -> Iterator[tuple[str, Claim]]:
         """The prompts that this process has claimed, one by one, until every prompt is done by someone."""
         # Processes start apart, so that they seldom ask for the same prompt; an early stop needs the first ones first.
-        first = 0 if self._until is not None else RANK * len(names) // max(1, RANKS)
+        first = 0 if self._until is not None else processes.RANK * len(names) // processes.COUNT
         order = [*names[first:], *names[:first]]
         while (order := [name for name in order if not self._shards.has(name)]) and not self.enough():
             worked = False

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recast import prompts, propose
+from recast import processes, prompts, propose
 from recast.config import Recipe
 from recast.core import schedule
 from recast.errors import RecastError
@@ -148,8 +148,8 @@ class ImageWorld:
         self._policy = sd3.load(recipe.policy)
         self._judges = {name: base.load(name, **(options or {})) for name, options in recipe.rewards.items()}
         self.sigmas = self._policy.sigmas(recipe.estimate.steps)
-        # On a CPU the two would only take each other's cores.
-        self.overlaps = self._policy.device.type != "cpu"
+        # Without a core to spare the two would only take each other's.
+        self.overlaps = self._policy.device.type != "cpu" or processes.spare_core()
         self._batch = rows_within(recipe.estimate.memory, self._policy.row_bytes)
 
     @property

@@ -1,0 +1,26 @@
+"""The processes that one launcher started together (torchrun, accelerate launch): this one's place, and waiting."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+RANK, COUNT = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+"""This process among those of its launcher, known before any heavy import."""
+PATIENCE = timedelta(days=1)
+"""How long processes wait for each other: images of an API, or the slowest prompt, may take a night."""
+
+
+def wait() -> None:
+    """Return once every process of this launcher has come here; at once where there is only one."""
+    if COUNT > 1:
+        import torch
+        from accelerate import PartialState
+
+        PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE).wait_for_everyone()
+
+
+def spare_core() -> bool:
+    """Whether this machine has more cores than the launcher's processes on it: one may score meanwhile."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores > int(os.environ.get("LOCAL_WORLD_SIZE", 1))

@@ -1,0 +1,72 @@
+"""What a velocity call really holds, beside what `estimate.memory` reckons with."""
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from diffusers import SD3Transformer2DModel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from recast.flow.sd3 import SD3Policy
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made inside the block held at once."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self.sizes = {weight.untyped_storage()._cdata: 0 for weight in [*model.parameters(), *model.buffers()]}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.sizes:
+                storage = tensor.untyped_storage()
+                self.sizes[storage._cdata] = storage.nbytes()
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self.free, storage._cdata)
+        return found
+
+    def free(self, key: int) -> None:
+        self.live -= self.sizes.pop(key, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_takes_what_the_memory_budget_reckons_with(dtype: torch.dtype) -> None:
+    # SD3.5-Medium's own widths and tokens at 512², three of its blocks: the peak does not grow with depth.
+    model = SD3Transformer2DModel(
+        patch_size=2,
+        in_channels=16,
+        num_layers=3,
+        num_attention_heads=24,
+        attention_head_dim=64,
+        joint_attention_dim=4096,
+        caption_projection_dim=1536,
+        pooled_projection_dim=2048,
+        pos_embed_max_size=384,
+        dual_attention_layers=(0, 1),
+        qk_norm="rms_norm",
+    )
+    model = model.to(dtype)
+
+    class Pipe:
+        transformer, tokenizer_max_length = model, 77
+
+    class Medium:
+        pipe, side, max_sequence_length, guidance = Pipe, 64, 256, 1.0
+
+    inputs = {
+        "hidden_states": torch.zeros(1, 16, 64, 64, dtype=dtype),
+        "encoder_hidden_states": torch.zeros(1, 77 + 256, 4096, dtype=dtype),
+        "pooled_projections": torch.zeros(1, 2048, dtype=dtype),
+        "timestep": torch.zeros(1),
+    }
+    given = sum(tensor.nbytes for tensor in inputs.values())
+    with torch.no_grad(), Peak(model) as memory:
+        model(**inputs)
+    reckoned = SD3Policy.row_bytes.fget(Medium)  # type: ignore[attr-defined]
+    assert 0.8 * reckoned < memory.peak + given < reckoned

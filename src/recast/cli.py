@@ -17,6 +17,7 @@ from recast.analyze import app as analyze
 from recast.console import console, duration, needs, progress, watching
 from recast.errors import RecastError
 from recast.shapes.cli import app as shapes
+from recast.train import cli as training
 
 
 class _Group(TyperGroup):
@@ -42,6 +43,8 @@ app = typer.Typer(
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's own, wherever this typer keeps click
 app.add_typer(shapes, name="shapes")
 app.add_typer(analyze, name="analyze")
+app.command()(training.train)
+app.command()(training.doctor)
 
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/mixture.yaml.", show_default=False)]
 Overrides = Annotated[

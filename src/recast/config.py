@@ -132,6 +132,52 @@ class WeighConfig(_Section):
         return value
 
 
+class TrainConfig(_Section):
+    """How the policy is trained; the defaults are the paper's (App. E.2)."""
+
+    prompts: str = Field("shapes:train", description="shapes:SPLIT, or a .txt or .jsonl file")
+    epochs: int = Field(120, ge=1)
+    groups: int = Field(48, ge=1, description="prompts an epoch")
+    images: int = Field(24, ge=2, description="images a prompt")
+    batch: int = Field(1152, ge=1, description="images behind one optimizer step, over all processes")
+    steps: int | None = Field(None, ge=1, description="T, sampling steps; those of W unless told")
+    fraction: float = Field(1.0, gt=0, le=1, description="of an image's T levels that are trained, at random")
+    sample_batch: int = Field(24, ge=1, description="images sampled at a time, on one process")
+    micro_batch: int = Field(24, ge=1, description="(image, level) pairs a call of the transformer, at most")
+    rank: int = Field(32, ge=1, description="of the LoRA")
+    alpha: int = Field(64, ge=1, description="of the LoRA")
+    learning_rate: float = Field(3e-4, gt=0, allow_inf_nan=False)
+    schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant"
+    warmup: int = Field(0, ge=0, description="optimizer steps of the schedule's warmup")
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(1e-4, ge=0)
+    clip_norm: float = Field(1.0, gt=0, description="largest norm of a gradient")
+    beta: float = Field(0.1, gt=0, allow_inf_nan=False, description="strength of DiffusionNFT's implicit policies")
+    form: Literal["x0", "velocity"] = Field("x0", description="DiffusionNFT's loss, or Eq. (nft-loss) as it stands")
+    penalty: float = Field(1e-4, ge=0, allow_inf_nan=False, description="weight of the distance to the base; 0: none")
+    normalise: Literal["step", "shared", "reward"] = Field("step", description="how rewards get one scale")
+    spread: Literal["batch", "group"] = Field("batch", description="whose standard deviation")
+    advantage_clip: float = Field(5.0, gt=0, allow_inf_nan=False)
+    decay: Literal[0, 1, 2] = Field(1, description="DiffusionNFT's decay_type of the old policy")
+    ema: float = Field(0.9, ge=0, lt=1, description="of the adapter that is evaluated")
+    precision: Literal["float32", "bfloat16", "float16"] = Field("float32", description="autocast; float16 needs a GPU")
+    checkpointing: bool = Field(False, description="recompute activations: less memory, a third more time")
+    reweigh_every: int = Field(0, ge=0, description="epochs after which curves and W are made anew; 0: never")
+    save_every: int = Field(10, ge=1, description="epochs between checkpoints")
+    keep: int = Field(3, ge=1, description="checkpoints that are kept")
+    preview_every: int = Field(10, ge=0, description="epochs between sample sheets; 0: none")
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = ["tensorboard"]
+    seed: int = Field(0, ge=0, lt=2**32)
+
+    def used(self) -> dict[str, Any]:
+        """The settings that decide the trained adapters; a checkpoint of others is refused."""
+        idle = {"save_every", "keep", "preview_every", "trackers"}
+        if self.schedule in ("constant", "constant_with_warmup"):
+            idle.add("epochs")  # training may go on for longer
+        return {key: value for key, value in self.model_dump(mode="json").items() if key not in idle}
+
+
 class Recipe(_Section):
     """Settings of all stages."""
 
@@ -142,11 +188,12 @@ class Recipe(_Section):
     rewards: dict[str, dict[str, Any] | None] = Field(default_factory=dict, description="names, each with its options")
     estimate: EstimateConfig = EstimateConfig()
     weigh: WeighConfig = WeighConfig()
+    train: TrainConfig = TrainConfig()
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> Recipe:
         if self.world.kind == "mixture":
-            for name in self.model_fields_set & {"policy", "prompts", "propose", "rewards"}:
+            for name in self.model_fields_set & {"policy", "prompts", "propose", "rewards", "train"}:
                 raise ValueError(f"the section {name} belongs to world.kind = images, not to mixture")
         elif idle := self.world.model_fields_set - {"kind"}:
             raise ValueError(f"world.{min(idle)} belongs to world.kind = mixture, not to images")
@@ -154,7 +201,7 @@ class Recipe(_Section):
 
     def resolved(self) -> dict[str, Any]:
         """Every setting that this kind of world reads."""
-        content = self.model_dump()
+        content = self.model_dump(mode="json")
         if self.world.kind == "mixture":
             return {key: content[key] for key in ("world", "estimate", "weigh")}
         return content | {"world": {"kind": "images"}}

@@ -77,6 +77,30 @@ def watching() -> Iterator[Callable[[Any], None] | None]:
 
 
 @contextmanager
+def training(epochs: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[[Any], None]]]:
+    """A view of training on the error stream: epochs with the time left, the phase of this one, and its rewards."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    view = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=view, transient=True, disable=processes.RANK > 0 or not view.is_terminal) as bars:
+        whole = bars.add_task("epochs", total=epochs)
+        phase = bars.add_task("sampling", total=None)
+
+        def tick(name: str, done: int, total: int) -> None:
+            bars.update(phase, description=name, completed=done, total=total)
+
+        def epoch(values: Any) -> None:
+            bars.update(whole, completed=values["epoch"])
+            rewards = "  ".join(f"{key[7:]} {value:.3f}" for key, value in values.items() if key.startswith("reward/"))
+            seconds = sum(value for key, value in values.items() if key.startswith("seconds/") and "scoring" not in key)
+            line = f"epoch {values['epoch']}/{epochs}  {rewards}  loss {values['loss']:.4g}  {duration(seconds)}"
+            view.print(line, soft_wrap=True)
+
+        yield tick, epoch
+
+
+@contextmanager
 def needs(what: str, extra: str) -> Iterator[None]:
     """Turn a failed import inside the block into the command that installs what is missing."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else every import speaks of torchvision

@@ -133,7 +133,7 @@ class ImageWorld:
 
     dtype = torch.float32
 
-    def __init__(self, recipe: Recipe, out: Path, proposed: bool = True) -> None:
+    def __init__(self, recipe: Recipe, out: Path, proposed: bool = True, policy: sd3.SD3Policy | None = None) -> None:
         self._recipe = recipe
         rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
         self._rows = {row["prompt"]: row for row in rows}
@@ -145,7 +145,7 @@ class ImageWorld:
             self._store = Store.open(out / "proposals", propose.identity(recipe), recipe.propose.smallest)
             for name in self.names:  # before any model is loaded: a missing proposal is known at once
                 self._files(name)
-        self._policy = sd3.load(recipe.policy)
+        self._policy = sd3.load(recipe.policy) if policy is None else policy
         self._judges = {name: base.load(name, **(options or {})) for name, options in recipe.rewards.items()}
         self.sigmas = self._policy.sigmas(recipe.estimate.steps)
         # Without a core to spare the two would only take each other's.

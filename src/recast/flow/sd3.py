@@ -136,6 +136,7 @@ class SD3Policy:
         vae_batch: int = 4,
     ) -> None:
         self.pipe, self.device, self.guidance = pipe, torch.device(device), guidance
+        self.model: Any = pipe.transformer  # what velocity calls; a trainer may wrap it
         self.offload_text, self.vae_batch, self.cached_prompts = offload_text, vae_batch, cached_prompts
         limit = getattr(pipe.tokenizer_3, "model_max_length", 256)
         self.max_sequence_length = min(256, limit) if max_sequence_length is None else max_sequence_length
@@ -200,7 +201,6 @@ class SD3Policy:
 
         Differentiable in `x` and in the transformer's parameters.
         """
-        model = self.pipe.transformer
         count = len(x)
         condition = condition.expand(count)
         level = torch.as_tensor(sigma, dtype=torch.float32, device=x.device).expand(count)
@@ -210,7 +210,7 @@ class SD3Policy:
             embeds = torch.cat([condition.empty_embeds.expand(count, -1, -1), embeds])  # type: ignore[union-attr]
             pooled = torch.cat([condition.empty_pooled.expand(count, -1), pooled])  # type: ignore[union-attr]
             inputs, level = torch.cat([inputs] * 2), torch.cat([level] * 2)
-        output = model(
+        output = self.model(
             hidden_states=inputs,
             timestep=level * self.pipe.scheduler.config.num_train_timesteps,
             encoder_hidden_states=embeds,

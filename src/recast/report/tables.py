@@ -128,3 +128,33 @@ def remaining_table(rows: Sequence[Remaining], first: str, second: str) -> Table
     for row in rows:
         table.add_row(row.reward, f"{row.base:.3f}", f"{row.now:.3f}", f"{row.ratio:.2f}×", end_section=row is rows[-2])
     return table
+
+
+def doctor_table(found: Any) -> Table:
+    """One row per reward of a diagnosis: scale, spread, and its share of the advantage beside its budget."""
+    table = Table(title="rewards before training", title_justify="left")
+    for header in ("reward", "applies", "mean", "range", "group std", "no spread", "budget", "share of variance"):
+        table.add_column(header, justify="left" if header == "reward" else "right", overflow="fold")
+    for k, name in enumerate(found.names):
+        table.add_row(
+            name,
+            f"{found.applies[k]:.0%}",
+            f"{found.mean[k]:.3g}",
+            f"{found.low[k]:.3g} to {found.high[k]:.3g}",
+            f"{found.group_std[k]:.3g}",
+            f"{found.zero_std[k]:.0%}",
+            f"{found.budget[k]:.0%}",
+            f"{found.share[k]:.0%}",
+        )
+    return table
+
+
+def correlation_table(names: Sequence[str], correlations: Any) -> Table:
+    """Correlations of rewards within groups."""
+    table = Table(title="correlation within groups", title_justify="left")
+    table.add_column("", justify="left", overflow="fold")
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    for name, row in zip(names, correlations, strict=True):
+        table.add_row(name, *("-" if value != value else f"{value:.2f}" for value in row))
+    return table

@@ -1,0 +1,1 @@
+"""Training: DiffusionNFT with a reward for every step."""

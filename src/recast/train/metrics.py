@@ -1,0 +1,79 @@
+"""What an epoch's rewards say: means, spread within groups, and who really moves the policy."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recast.core import artifact
+from recast.errors import RecastError
+from recast.train import advantage
+
+
+def reward_metrics(names: Sequence[str], rewards: Tensor, groups: Tensor, parts: Tensor) -> dict[str, Any]:
+    """Per reward: mean, standard deviation within groups, share of groups where it is 0, and shares of variance.
+
+    `rewards` (B, m), `groups` (B,) numbers from 0, `parts` (B, m, T) as `advantage.parts` gives them.
+    """
+    first = torch.stack([(groups == g).nonzero()[0, 0] for g in groups.unique()])
+    spread = advantage.group_std(rewards.double(), groups)[first]
+    overall, steps = advantage.shares(parts)
+    found: dict[str, Any] = {}
+    for k, name in enumerate(names):
+        known = spread[:, k][~spread[:, k].isnan()]
+        found[f"reward/{name}"] = _number(rewards[:, k].double().nanmean())
+        found[f"group_std/{name}"] = _number(known.mean())
+        found[f"zero_std/{name}"] = _number((known <= 1e-12).double().mean())
+        found[f"applies/{name}"] = _number((~rewards[:, k].isnan()).double().mean())
+        found[f"share/{name}"] = _number(overall[k])
+        found[f"share_by_step/{name}"] = [_number(value) for value in steps[k]]
+    return found
+
+
+def _number(value: Tensor) -> float:
+    return float(value)
+
+
+class Log:
+    """A JSONL file, a line an epoch, in which no epoch stands twice however often a run was killed."""
+
+    def __init__(self, path: Path, epoch: int) -> None:
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [line for line in lines if _epoch_of(line) is not None and _epoch_of(line) <= epoch]  # type: ignore[operator]
+        artifact.write_text(path, "".join(f"{line}\n" for line in kept))
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Append an epoch at once; NaN becomes null."""
+        plain = {key: None if value != value else value for key, value in values.items()}
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(plain) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RecastError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+
+
+def scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    """For trackers: lists become one scalar a step, t = 1 first."""
+    flat: dict[str, float] = {}
+    for key, value in values.items():
+        if isinstance(value, list):
+            flat |= {f"{key}/t{t:02d}": float(each) for t, each in enumerate(value, start=1)}
+        else:
+            flat[key] = float(value)
+    return flat
+
+
+def _epoch_of(line: str) -> int | None:
+    try:
+        return int(json.loads(line)["epoch"])
+    except (ValueError, KeyError, TypeError):
+        return None  # a line that was cut by a kill

@@ -1,0 +1,89 @@
+"""Images of the old policy and their rewards: scored in a thread of its own while sampling goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recast.flow import sampling
+from recast.flow.policy import Condition, Policy, conditioned
+from recast.prompts import Row
+from recast.rewards import base
+
+Tick = Callable[[str, int, int], None]
+"""Told a phase's name and how much of it is done, of how much."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Clean latents (n, c, h, w) of one process's images, their prompts' conditions, and their rewards (n, m)."""
+
+    latents: Tensor
+    condition: Condition
+    prompt: Tensor
+    rewards: NDArray[np.float64]
+    seconds: Mapping[str, float]
+
+
+@torch.no_grad()
+def rollout(
+    policy: Policy,
+    judges: Mapping[str, base.Reward],
+    rows: Sequence[Row],
+    seeds: Sequence[int],
+    sigmas: Sequence[float],
+    batch: int,
+    tick: Tick = lambda *_: None,
+) -> Rollout:
+    """One image for every row and seed, along the flow ODE (dpm2), and the scores of all judges.
+
+    An image's start noise is that of its seed alone. A prompt is encoded once, however many images it has.
+    """
+    begun = time.perf_counter()
+    places = {text: k for k, text in enumerate(dict.fromkeys(row["prompt"] for row in rows))}
+    condition = policy.condition(list(places))
+    prompt = torch.tensor([places[row["prompt"]] for row in rows])
+    latents: list[Tensor] = []
+    pending: list[Future[tuple[NDArray[np.float64], float]]] = []
+    with ThreadPoolExecutor(1) as scorer:
+        for start in range(0, len(rows), batch):
+            part = slice(start, start + batch)
+            clean = _sample(policy, condition.rows(prompt[part]), seeds[part], sigmas)
+            if len(pending) > 1:  # images that wait for their scores take memory
+                pending[-2].result()
+            pending.append(scorer.submit(_score, judges, policy.decode(clean), rows[part]))
+            latents.append(clean)
+            tick("sampling", min(start + batch, len(rows)), len(rows))
+        sampled = time.perf_counter() - begun
+        found = [future.result() for future in pending]
+    seconds = {"sampling": sampled, "scoring": sum(spent for _, spent in found)}
+    seconds["waiting"] = time.perf_counter() - begun - sampled
+    return Rollout(torch.cat(latents), condition, prompt, np.concatenate([table for table, _ in found]), seconds)
+
+
+def _sample(policy: Policy, condition: Condition, seeds: Sequence[int], sigmas: Sequence[float]) -> Tensor:
+    noise = start_noise(policy.latent_shape, seeds).to(condition.embeds.device)
+    return sampling.sample(conditioned(policy, condition), noise, sigmas, method="dpm2")
+
+
+def start_noise(shape: Sequence[int], seeds: Sequence[int]) -> Tensor:
+    """Gaussian noise (n, …) on the CPU, each row from its own seed."""
+    generator = torch.Generator()
+    return torch.stack([torch.randn(tuple(shape), generator=generator.manual_seed(int(seed))) for seed in seeds])
+
+
+def _score(
+    judges: Mapping[str, base.Reward], images: Tensor, rows: Sequence[Mapping[str, Any]]
+) -> tuple[NDArray[np.float64], float]:
+    begun = time.perf_counter()
+    with torch.no_grad():  # a thread starts with gradients on
+        table = base.score(judges, images, [row["prompt"] for row in rows], rows)
+    return table.T, time.perf_counter() - begun

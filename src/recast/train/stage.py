@@ -1,0 +1,191 @@
+"""`recast train`: from a recipe and weights.json to RUN/checkpoints, RUN/lora and RUN/metrics.jsonl."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+from recast import processes, prompts, propose
+from recast.config import Recipe
+from recast.core import schedule
+from recast.core.weights import WeightMatrix
+from recast.errors import RecastError
+from recast.estimate.shards import flatten
+from recast.flow import sd3
+from recast.flow.generate import generate
+from recast.flow.lora import Adapters
+from recast.proposals.store import to_png
+from recast.rewards import base
+from recast.train import checkpoint, metrics
+from recast.train.rollout import Tick
+from recast.train.trainer import StoppedError, Trainer
+
+PREVIEWS = 8
+"""Prompts on a sample sheet: the first ones of the training set, with the seeds of evaluation."""
+PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+Watch = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Who is told how a run goes: the plan, how far an epoch is, and an epoch's metrics."""
+
+    plan: Callable[[str], None] = lambda _: None
+    tick: Tick = lambda *_: None
+    epoch: Watch = lambda _: None
+
+
+def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Observer | None = None) -> Path:
+    """Train until the recipe's last epoch, from the latest checkpoint in `out` where there is one.
+
+    Every process of a launcher calls it. Returns RUN/lora, the averaged adapter. W comes from `weights`, or from
+    RUN/weights.json. A run that must stop (a loss, a gradient or a reward that is no number) leaves a checkpoint of the
+    state before.
+    """
+    observer = observer or Observer()
+    matrix = WeightMatrix.load(out / "weights.json" if weights is None else weights)
+    accelerator = _accelerator(recipe, out)
+    rows = prompts.load(recipe.train.prompts)
+    settings = identity(recipe, matrix, rows)
+    folder = out / "checkpoints"
+    found = checkpoint.all_of(folder)
+    if found:
+        checkpoint.read_state(found[-1], settings)  # before any model is loaded: another config is known at once
+    trainer = build(recipe, matrix, rows, accelerator)
+    if found:
+        trainer.load(found[-1], settings)
+    observer.plan(trainer.plan.describe() + (f"; going on after {found[-1].name}" if found else ""))
+    _start_trackers(recipe, accelerator, settings, trainer.position.step)
+    try:
+        _loop(recipe, out, trainer, settings, observer)
+    except StoppedError as stop:
+        saved = trainer.save(folder, settings, recipe.train.keep)
+        raise RecastError(f"{stop}; the state before it is in {saved}") from stop
+    finally:
+        accelerator.end_training()
+    return out / "lora"
+
+
+def build(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row], accelerator: Any) -> Trainer:
+    """Policy, adapters and rewards of a recipe; `policy.lora` is where training starts from."""
+    settings = recipe.train
+    missing = [name for name in matrix.rewards if name not in recipe.rewards]
+    if missing:
+        raise RecastError(
+            f"W weighs the reward {missing[0]!r}, but the recipe's rewards are {', '.join(recipe.rewards)}"
+        )
+    policy = sd3.load(recipe.policy.model_copy(update={"lora": None}))
+    grid = policy.sigmas(settings.steps or matrix.steps)
+    if not schedule.same(grid, matrix.sigmas):
+        raise RecastError(
+            f"W has {matrix.steps} steps from σ = {matrix.sigmas[1]:.4g}, but the policy's grid has {len(grid) - 1} "
+            f"from {grid[1]:.4g}: estimate curves at train.steps, or leave train.steps out"
+        )
+    adapters = Adapters(policy.pipe.transformer, settings.rank, settings.alpha, settings.seed)
+    if recipe.policy.lora is not None:
+        adapters.load(recipe.policy.lora)
+        adapters.update_old()
+    judges = {name: base.load(name, **(recipe.rewards[name] or {})) for name in matrix.rewards}
+    return Trainer(settings, policy, adapters, matrix, judges, rows, accelerator)
+
+
+def identity(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row]) -> dict[str, Any]:
+    """The settings that decide the trained adapters, by their dotted names."""
+    return flatten(
+        {
+            "policy": propose.policy_identity(recipe),
+            "rewards": {name: recipe.rewards.get(name) or {} for name in matrix.rewards},
+            "weights": weights_hash(matrix),
+            "train": recipe.train.used() | {"prompts": prompts.digest(rows)},
+        }
+    )
+
+
+def weights_hash(matrix: WeightMatrix) -> str:
+    """SHA-256 of W, its rewards and its grid."""
+    content = [matrix.rewards, matrix.sigmas.tolist(), matrix.matrix.tolist()]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _loop(recipe: Recipe, out: Path, trainer: Trainer, settings: Mapping[str, Any], observer: Observer) -> None:
+    train, folder, accelerator = recipe.train, out / "checkpoints", trainer.accelerator
+    log = metrics.Log(out / "metrics.jsonl", trainer.position.epoch) if accelerator.is_main_process else None
+    if accelerator.is_main_process:
+        recipe.save(out / "recipe.yaml")
+    while trainer.position.epoch < train.epochs:
+        if due(train.reweigh_every, trainer.position.epoch) and trainer.position.update == 0:
+            from recast.train.reweigh import reweigh
+
+            trainer.weights = reweigh(recipe, out, trainer)
+        values = trainer.epoch(observer.tick)
+        done = trainer.position.epoch
+        if due(train.save_every, done) or done == train.epochs:
+            trainer.save(folder, settings, train.keep)
+        if log is not None:
+            log.write(values)
+            accelerator.log(metrics.scalars(values), step=trainer.position.step)
+            observer.epoch(values)
+            if due(train.preview_every, done) or (train.preview_every and done == train.epochs):
+                _preview(trainer, out / "samples" / f"epoch-{done:05d}.png")
+    if accelerator.is_main_process:
+        trainer.save_ema(out / "lora")
+    accelerator.wait_for_everyone()
+
+
+def due(every: int, epoch: int) -> bool:
+    """Whether something that happens every so many epochs happens after this one.
+
+    >>> due(0, 4), due(2, 0), due(2, 3), due(2, 4)
+    (False, False, False, True)
+    """
+    return every > 0 and epoch > 0 and epoch % every == 0
+
+
+def _preview(trainer: Trainer, path: Path) -> None:
+    texts = [row["prompt"] for row in trainer.rows[:PREVIEWS]]
+    with trainer.averaged():
+        images = generate(trainer.policy, texts, [42 + k for k in range(len(texts))], steps=len(trainer.sigmas) - 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(to_png(torch.cat(list(images), dim=2)))
+    for tracker in trainer.accelerator.trackers:
+        if hasattr(tracker, "log_images"):
+            tracker.log_images({"samples": images.permute(0, 2, 3, 1).numpy()}, step=trainer.position.step)
+
+
+def _accelerator(recipe: Recipe, out: Path) -> Any:
+    settings = recipe.train
+    cpu = recipe.policy.device == "cpu" or not torch.cuda.is_available()
+    if settings.precision == "float16" and cpu:
+        raise RecastError("train.precision = float16 needs a GPU: choose bfloat16 or float32")
+    handlers = [
+        DistributedDataParallelKwargs(broadcast_buffers=False),  # they never change
+        InitProcessGroupKwargs(timeout=processes.PATIENCE),
+    ]
+    return Accelerator(
+        cpu=cpu,
+        mixed_precision=PRECISIONS[settings.precision],
+        log_with=list(settings.trackers) or None,
+        project_dir=out / "logs",
+        kwargs_handlers=handlers,
+    )
+
+
+def _start_trackers(recipe: Recipe, accelerator: Any, settings: Mapping[str, Any], step: int) -> None:
+    if not recipe.train.trackers:
+        return
+    plain = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in settings.items()}
+    purge = {"tensorboard": {"purge_step": step}} if "tensorboard" in recipe.train.trackers else {}
+    try:
+        accelerator.init_trackers("recast", plain, init_kwargs=purge)
+    except (ImportError, ValueError) as error:
+        raise RecastError(
+            f"the tracker cannot be started ({error}): pip install it, or set train.trackers=[]"
+        ) from error

@@ -1,0 +1,311 @@
+"""The training loop: sample under the old policy, score once, train every (image, step) pair, move the old policy."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.optimization import get_scheduler
+from diffusers.training_utils import EMAModel
+from torch import Tensor
+
+from recast.config import TrainConfig
+from recast.core.weights import WeightMatrix
+from recast.errors import RecastError
+from recast.flow.lora import Adapters
+from recast.flow.sd3 import SD3Policy
+from recast.prompts import Row
+from recast.rewards import base
+from recast.train import advantage, checkpoint, groups, metrics, nft
+from recast.train.checkpoint import Position
+from recast.train.decay import old_decay
+from recast.train.rollout import Rollout, Tick, rollout, start_noise
+
+
+class Trainer:
+    """Policy, adapters, optimizer and where they are in training; `epoch` takes them one further.
+
+    Everything random comes from the seed, the epoch and an image's number, so an epoch may be begun again and the
+    number of processes changes nothing but rounding.
+    """
+
+    def __init__(
+        self,
+        settings: TrainConfig,
+        policy: SD3Policy,
+        adapters: Adapters,
+        weights: WeightMatrix,
+        judges: Mapping[str, base.Reward],
+        rows: Sequence[Row],
+        accelerator: Any,
+    ) -> None:
+        self.settings, self.policy, self.adapters, self.weights = settings, policy, adapters, weights
+        self.judges, self.rows, self.accelerator = judges, rows, accelerator
+        self.sigmas = policy.sigmas(settings.steps or weights.steps)
+        self.plan = make_plan(settings, len(self.sigmas) - 1, accelerator.num_processes)
+        accelerator.gradient_accumulation_steps = self.plan.accumulation
+        if settings.checkpointing:
+            policy.pipe.transformer.enable_gradient_checkpointing()
+        optimizer = torch.optim.AdamW(
+            adapters.parameters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+        )
+        total = settings.epochs * self.plan.updates
+        self.schedule = get_scheduler(settings.schedule, optimizer, settings.warmup, total)
+        policy.model, self.optimizer = accelerator.prepare(
+            policy.pipe.transformer, optimizer, device_placement=[False, True]
+        )
+        self.ema = EMAModel(adapters.parameters, decay=settings.ema)
+        self.position = Position()
+        self._trained: list[Tensor] = []
+
+    def epoch(self, tick: Tick = lambda *_: None) -> dict[str, Any]:
+        """One epoch, or the rest of one that was stopped inside; returns its metrics, the same in every process."""
+        number = self.position.epoch
+        data, rewards = self._rollout(number, tick)
+        members = torch.arange(self.plan.total) // self.plan.images
+        parts = advantage.parts(rewards, members, self.weights, self.settings.normalise, self.settings.spread)
+        quality = advantage.optimality(parts.sum(1), self.settings.advantage_clip).float()
+        found = metrics.reward_metrics(list(self.judges), rewards, members, parts)
+        found["clipped"] = float((parts.sum(1).abs() > self.settings.advantage_clip).double().mean())
+        begun = time.perf_counter()
+        self._trained = []
+        for update in range(self.position.update, self.plan.updates):
+            self._update(data, quality, update)
+            self.position = replace(self.position, update=update + 1, step=self.position.step + 1)
+            tick("training", update + 1, self.plan.updates)
+        decay = old_decay(self.position.step, self.settings.decay)
+        self.adapters.update_old(decay)
+        self.position = replace(self.position, epoch=number + 1, update=0)
+        losses = torch.stack(self._trained).mean(0).tolist()
+        names = ("loss", "loss/positive", "loss/negative", "loss/penalty", "gradient_norm")
+        seconds = {**data.seconds, "training": time.perf_counter() - begun}
+        pairs = self.plan.batch * self.plan.pairs * len(self._trained)
+        return {
+            "epoch": number + 1,
+            "step": self.position.step,
+            **found,
+            **dict(zip(names, losses, strict=True)),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "old_decay": decay,
+            **{f"seconds/{key}": value for key, value in seconds.items()},
+            "images_per_second": self.plan.total / (seconds["sampling"] + seconds["waiting"]),
+            "pairs_per_second": pairs / seconds["training"],
+        }
+
+    def _rollout(self, epoch: int, tick: Tick) -> tuple[Rollout, Tensor]:
+        """The images of this process in the order of training, and the rewards (N, m) of all images."""
+        plan, settings = self.plan, self.settings
+        chosen = groups.prompts(settings.seed, epoch, plan.groups, len(self.rows))
+        order = groups.order(settings.seed, epoch, plan.total)
+        self._seeds = groups.seeds(settings.seed, epoch, plan.total, len(self.sigmas) + 1)
+        rank = self.accelerator.process_index
+        self._mine = [groups.mine(plan, order, update, rank) for update in range(plan.updates)]
+        images = np.concatenate(self._mine)
+        rows = [self.rows[chosen[image // plan.images]] for image in images]
+        failure: Exception | None = None
+        try:
+            with self.adapters.using("old"):
+                seeds = self._seeds[images, 0].tolist()
+                data = rollout(self.policy, self.judges, rows, seeds, self.sigmas, settings.sample_batch, tick)
+        except RecastError as error:
+            failure = error
+        if self._anywhere(failure is not None):
+            raise StoppedError(str(failure or "another process could not sample or score its images"))
+        pair = [torch.from_numpy(values).to(self.accelerator.device) for values in (images, data.rewards.copy())]
+        numbers, values = (self.accelerator.gather(tensor).cpu() for tensor in pair)
+        rewards = torch.empty_like(values)
+        rewards[numbers] = values
+        for k, name in enumerate(self.judges):
+            if rewards[:, k].isnan().all():
+                raise StoppedError(
+                    f"the reward {name!r} applies to none of the {plan.total} images of epoch {epoch + 1}"
+                )
+        return data, rewards
+
+    def _update(self, data: Rollout, quality: Tensor, update: int) -> None:
+        """One optimizer step: all pairs of its images, in calls of equal size."""
+        plan, steps = self.plan, len(self.sigmas) - 1
+        images = torch.from_numpy(self._mine[update])
+        rows = torch.arange(update * plan.share, (update + 1) * plan.share)
+        chosen = torch.stack([_choose(steps, plan.pairs, self._seeds[image, 1]) for image in images])
+        levels = torch.tensor(self.sigmas)[chosen + 1]
+        goodness = advantage.by_sigma(quality[images], self.weights, levels)
+        pairs = [each.flatten() for each in (rows[:, None].expand_as(chosen), chosen, levels, goodness)]
+        sums = torch.zeros(4, dtype=torch.float64)
+        culprit = ""
+        for row, step, sigma, r in zip(*(each.split(plan.micro) for each in pairs), strict=True):
+            with self.accelerator.accumulate(self.policy.model):
+                noise = start_noise(self.policy.latent_shape, self._seeds[images[row - rows[0]], step + 2])
+                terms = self._terms(data, row, noise, sigma, r)
+                self.accelerator.backward(terms.total.mean())
+                sums += _sums(terms)
+                culprit = culprit or _culprit(terms, sigma)
+                if self.accelerator.sync_gradients:
+                    norm = self._clip(culprit, update)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        self.schedule.step()
+        self.ema.step(self.adapters.parameters)
+        totals = self.accelerator.reduce(sums.to(self.accelerator.device, torch.float32), "mean").cpu().double()
+        self._trained.append(torch.cat([totals / (plan.share * plan.pairs), norm.detach().cpu().double().reshape(1)]))
+
+    def _terms(self, data: Rollout, row: Tensor, noise: Tensor, sigma: Tensor, r: Tensor) -> nft.Terms:
+        """The loss of some pairs; the base is asked only where its penalty counts."""
+        device, settings = data.latents.device, self.settings
+        condition = data.condition.rows(data.prompt[row].to(device))
+        clean, noise, sigma, r = data.latents[row.to(device)], noise.to(device), sigma.to(device), r.to(device)
+        level = sigma[:, None, None, None]
+        x = (1 - level) * clean + level * noise
+        with torch.no_grad():
+            self.adapters.use("old")
+            old = self.policy.velocity(x, sigma, condition)
+            reference = None
+            if settings.penalty > 0:
+                self.adapters.use("base")
+                reference = self.policy.velocity(x, sigma, condition)
+        self.adapters.use("default")
+        v = self.policy.velocity(x, sigma, condition)
+        return nft.loss(
+            v,
+            old,
+            clean,
+            noise,
+            sigma,
+            r,
+            beta=settings.beta,
+            form=settings.form,
+            clip=settings.advantage_clip,
+            v_base=reference,
+            penalty=settings.penalty,
+        )
+
+    def _clip(self, culprit: str, update: int) -> Tensor:
+        """The gradient's norm before clipping; one that is not finite stops the run before the step is made."""
+        norm: Tensor = self.accelerator.clip_grad_norm_(self.adapters.parameters, self.settings.clip_norm)
+        overflow = self.accelerator.scaler is not None  # float16 skips such a step and lowers its scale
+        wrong = bool(culprit) or (not bool(torch.isfinite(norm)) and not overflow)
+        if self._anywhere(wrong):
+            if not culprit:
+                named = self.adapters.transformer.named_parameters()
+                bad = (name for name, each in named if each.grad is not None and not torch.isfinite(each.grad).all())
+                culprit = f"the gradient of {next(bad, 'a parameter of another process')}"
+            raise StoppedError(
+                f"{culprit} is not finite in epoch {self.position.epoch + 1}, optimizer step {update + 1}"
+            )
+        return norm
+
+    def _anywhere(self, wrong: bool) -> bool:
+        """Whether it is so in any process: they stop together, with a checkpoint."""
+        flag = torch.tensor([float(wrong)], device=self.accelerator.device)
+        return bool(self.accelerator.gather(flag).max() > 0)
+
+    def save(self, folder: Path, settings: Mapping[str, Any], keep: int) -> Path:
+        """Write a checkpoint of this very moment; all processes call it."""
+        final = folder / checkpoint.name(self.position)
+        temporary = folder / f".{final.name}.tmp"
+        wait, first = self.accelerator.wait_for_everyone, self.accelerator.is_main_process
+        if first:
+            shutil.rmtree(temporary, ignore_errors=True)
+            self.adapters.save(temporary / "default", "default")
+            self.adapters.save(temporary / "old", "old")
+            self.save_ema(temporary / "ema")
+            checkpoint.save_tensors(
+                temporary / "optimizer.safetensors", checkpoint.optimizer_tensors(self.optimizer.optimizer)
+            )
+            self.weights.save(temporary / "weights.json")
+        wait()
+        random = temporary / f"random-{self.accelerator.process_index}.safetensors"
+        checkpoint.save_tensors(random, checkpoint.random_tensors())
+        wait()
+        if first:
+            scaler = self.accelerator.scaler
+            facts = {
+                "schedule": {k: v for k, v in self.schedule.state_dict().items() if k != "lr_lambdas"},
+                "scaler": {} if scaler is None else scaler.state_dict(),
+            }
+            checkpoint.write_state(temporary, self.position, settings, facts)
+            checkpoint.publish(temporary, final, keep)
+        wait()
+        return final
+
+    def load(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.position, facts = checkpoint.read_state(path, settings)
+        self.adapters.load(path / "ema", "default")
+        self.ema.shadow_params = [each.detach().clone() for each in self.adapters.parameters]
+        self.ema.optimization_step = self.position.step
+        self.adapters.load(path / "default", "default")
+        self.adapters.load(path / "old", "old")
+        tensors = checkpoint.load_tensors(path / "optimizer.safetensors")
+        checkpoint.load_optimizer(self.optimizer.optimizer, tensors)
+        self.schedule.load_state_dict({**facts["schedule"], "lr_lambdas": [None]})
+        for group, rate in zip(self.optimizer.param_groups, facts["schedule"]["_last_lr"], strict=True):
+            group["lr"] = rate
+        if self.accelerator.scaler is not None and facts["scaler"]:
+            self.accelerator.scaler.load_state_dict(facts["scaler"])
+        self.weights = WeightMatrix.load(path / "weights.json")
+        random = path / f"random-{self.accelerator.process_index}.safetensors"
+        if random.exists():  # a run may go on with more processes than before
+            checkpoint.restore_random(checkpoint.load_tensors(random))
+
+    def save_ema(self, folder: Path) -> None:
+        """Write the averaged adapter, the one to evaluate, where plain diffusers finds it."""
+        with self.averaged():
+            self.adapters.save(folder)
+
+    def averaged(self) -> Any:
+        """A `with` block in which `default` is the average."""
+        return _Averaged(self.ema, self.adapters.parameters)
+
+
+class StoppedError(RecastError):
+    """Training cannot go on; the state before the trouble is worth keeping."""
+
+
+class _Averaged:
+    def __init__(self, ema: EMAModel, parameters: Sequence[Tensor]) -> None:
+        self._ema, self._parameters = ema, parameters
+
+    def __enter__(self) -> None:
+        self._kept = [each.detach().clone() for each in self._parameters]
+        self._ema.copy_to(self._parameters)
+
+    @torch.no_grad()
+    def __exit__(self, *_: object) -> None:
+        for each, kept in zip(self._parameters, self._kept, strict=True):
+            each.copy_(kept)
+
+
+def make_plan(settings: TrainConfig, steps: int, processes: int) -> groups.Plan:
+    """The batch plan of a recipe's training for T = `steps`."""
+    pairs = max(1, round(settings.fraction * steps))
+    return groups.plan(processes, settings.groups, settings.images, settings.batch, pairs, settings.micro_batch)
+
+
+def _choose(steps: int, count: int, seed: int) -> Tensor:
+    """`count` different columns of an image, in random order."""
+    return torch.randperm(steps, generator=torch.Generator().manual_seed(int(seed)))[:count]
+
+
+def _sums(terms: nft.Terms) -> Tensor:
+    each = (terms.total, terms.positive, terms.negative, terms.penalty)
+    return torch.stack([values.detach().sum() for values in each]).cpu().double()
+
+
+def _culprit(terms: nft.Terms, sigma: Tensor) -> str:
+    """The first term of the loss that is not finite, and where."""
+    for name in ("positive", "negative", "penalty"):
+        finite = torch.isfinite(getattr(terms, name)).cpu()
+        if not finite.all():
+            return f"the loss's {name} term at σ = {sigma.cpu()[~finite][0]:.4g}"
+    return ""

@@ -132,15 +132,15 @@ def remaining_table(rows: Sequence[Remaining], first: str, second: str) -> Table
 
 def doctor_table(found: Any) -> Table:
     """One row per reward of a diagnosis: scale, spread, and its share of the advantage beside its budget."""
-    table = Table(title="rewards before training", title_justify="left")
-    for header in ("reward", "applies", "mean", "range", "group std", "no spread", "budget", "share of variance"):
-        table.add_column(header, justify="left" if header == "reward" else "right", overflow="fold")
+    table = Table(title="rewards before training; share: of the advantage's variance", title_justify="left")
+    for header in ("reward", "applies", "mean", "range", "group std", "no spread", "budget", "share"):
+        table.add_column(header, justify="left" if header == "reward" else "right", no_wrap=header == "reward")
     for k, name in enumerate(found.names):
         table.add_row(
             name,
             f"{found.applies[k]:.0%}",
             f"{found.mean[k]:.3g}",
-            f"{found.low[k]:.3g} to {found.high[k]:.3g}",
+            f"{found.low[k]:.2g}…{found.high[k]:.2g}",
             f"{found.group_std[k]:.3g}",
             f"{found.zero_std[k]:.0%}",
             f"{found.budget[k]:.0%}",

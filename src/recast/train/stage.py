@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, set_seed
 
 from recast import processes, prompts, propose
 from recast.config import Recipe
@@ -59,6 +59,7 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
     found = checkpoint.all_of(folder)
     if found:
         checkpoint.read_state(found[-1], settings)  # before any model is loaded: another config is known at once
+    set_seed(recipe.train.seed, device_specific=True)  # nothing here draws from it, but a reward may
     trainer = build(recipe, matrix, rows, accelerator)
     if found:
         trainer.load(found[-1], settings)

@@ -60,7 +60,9 @@ class Trainer:
             weight_decay=settings.weight_decay,
         )
         total = settings.epochs * self.plan.updates
-        self.schedule = get_scheduler(settings.schedule, optimizer, settings.warmup, total)
+        self.schedule = get_scheduler(
+            settings.schedule, optimizer, num_warmup_steps=settings.warmup, num_training_steps=total
+        )
         policy.model, self.optimizer = accelerator.prepare(
             policy.pipe.transformer, optimizer, device_placement=[False, True]
         )
@@ -127,9 +129,7 @@ class Trainer:
         rewards[numbers] = values
         for k, name in enumerate(self.judges):
             if rewards[:, k].isnan().all():
-                raise StoppedError(
-                    f"the reward {name!r} applies to none of the {plan.total} images of epoch {epoch + 1}"
-                )
+                raise StoppedError(f"the reward {name!r} applies to no image of epoch {epoch + 1}")
         return data, rewards
 
     def _update(self, data: Rollout, quality: Tensor, update: int) -> None:
@@ -191,18 +191,17 @@ class Trainer:
 
     def _clip(self, culprit: str, update: int) -> Tensor:
         """The gradient's norm before clipping; one that is not finite stops the run before the step is made."""
-        norm: Tensor = self.accelerator.clip_grad_norm_(self.adapters.parameters, self.settings.clip_norm)
-        overflow = self.accelerator.scaler is not None  # float16 skips such a step and lowers its scale
-        wrong = bool(culprit) or (not bool(torch.isfinite(norm)) and not overflow)
-        if self._anywhere(wrong):
-            if not culprit:
-                named = self.adapters.transformer.named_parameters()
-                bad = (name for name, each in named if each.grad is not None and not torch.isfinite(each.grad).all())
-                culprit = f"the gradient of {next(bad, 'a parameter of another process')}"
-            raise StoppedError(
-                f"{culprit} is not finite in epoch {self.position.epoch + 1}, optimizer step {update + 1}"
-            )
-        return norm
+        if self.accelerator.scaler is None:  # float16 skips a step that overflows, and lowers its scale
+            trained = [each for each in self.adapters.parameters if each.grad is not None]
+            finite = torch.stack([torch.isfinite(each.grad).all() for each in trained])  # type: ignore[arg-type]
+            if not culprit and not finite.all():
+                bad = trained[int((~finite).nonzero()[0])]
+                names = (name for name, each in self.adapters.transformer.named_parameters() if each is bad)
+                culprit = f"the gradient of {next(names)}"
+        if self._anywhere(bool(culprit)):
+            where = f"epoch {self.position.epoch + 1}, optimizer step {update + 1}"
+            raise StoppedError(f"{culprit or 'the loss of another process'} is not finite in {where}")
+        return self.accelerator.clip_grad_norm_(self.adapters.parameters, self.settings.clip_norm)
 
     def _anywhere(self, wrong: bool) -> bool:
         """Whether it is so in any process: they stop together, with a checkpoint."""

@@ -1,0 +1,86 @@
+"""Checkpoints: whole or not there, exact, and refused by the key that differs."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recast.errors import RecastError
+from recast.train import checkpoint
+from recast.train.checkpoint import Position
+
+
+def make(folder: Path, position: Position, keep: int = 2) -> Path:
+    temporary = folder / f".{checkpoint.name(position)}.tmp"
+    temporary.mkdir(parents=True)
+    checkpoint.write_state(temporary, position, {"train.seed": 0}, {})
+    checkpoint.publish(temporary, folder / checkpoint.name(position), keep)
+    return folder / checkpoint.name(position)
+
+
+def test_the_last_ones_are_kept_in_the_order_of_training(tmp_path: Path) -> None:
+    for position in (Position(1, 0, 3), Position(2, 0, 6), Position(2, 1, 7), Position(10, 0, 30)):
+        make(tmp_path, position)
+    assert [path.name for path in checkpoint.all_of(tmp_path)] == ["epoch-00002-step-001", "epoch-00010"]
+    position, _ = checkpoint.read_state(tmp_path / "epoch-00002-step-001", {"train.seed": 0})
+    assert position == Position(2, 1, 7)
+
+
+def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
+    (tmp_path / ".epoch-00003.tmp").mkdir()
+    (tmp_path / "epoch-00004").mkdir()  # no state.json: never the work of publish
+    assert checkpoint.all_of(tmp_path) == []
+    make(tmp_path, Position(5, 0, 15))
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_other_settings_are_refused_by_their_key(tmp_path: Path) -> None:
+    path = make(tmp_path, Position(1, 0, 3))
+    with pytest.raises(RecastError, match=r"trained with train.seed = 0, not 1: choose another --out"):
+        checkpoint.read_state(path, {"train.seed": 1})
+    with pytest.raises(RecastError, match=r"train.beta = None, not 0.1"):
+        checkpoint.read_state(path, {"train.seed": 0, "train.beta": 0.1})
+    (path / "state.json").write_text("{")
+    with pytest.raises(RecastError, match="not valid JSON"):
+        checkpoint.read_state(path, {"train.seed": 0})
+
+
+def test_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
+    random.gauss(0, 1), np.random.standard_normal(), torch.rand(3)  # noqa: NPY002
+    checkpoint.save_tensors(tmp_path / "random.safetensors", checkpoint.random_tensors())
+
+    def draw() -> list[float]:
+        legacy = [np.random.standard_normal() for _ in range(3)]  # noqa: NPY002
+        return [random.gauss(0, 1), random.gauss(0, 1), random.random(), *legacy, *torch.rand(3).tolist()]
+
+    expected = draw()
+    assert draw() != expected
+    checkpoint.restore_random(checkpoint.load_tensors(tmp_path / "random.safetensors"))
+    assert draw() == expected
+
+
+def test_an_optimizer_goes_on_where_it_was(tmp_path: Path) -> None:
+    def run(steps: int, optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (weight**3).sum().backward()
+            optimizer.step()
+
+    weight = torch.nn.Parameter(torch.arange(1.0, 5.0))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    run(3, optimizer, weight)
+    checkpoint.save_tensors(tmp_path / "o.safetensors", checkpoint.optimizer_tensors(optimizer))
+    other = torch.nn.Parameter(weight.detach().clone())
+    run(3, optimizer, weight)
+    resumed = torch.optim.AdamW([other], lr=0.1)
+    checkpoint.load_optimizer(resumed, checkpoint.load_tensors(tmp_path / "o.safetensors"))
+    run(3, resumed, other)
+    assert torch.equal(weight, other)
+
+
+def test_a_broken_file_says_what_to_remove(tmp_path: Path) -> None:
+    (tmp_path / "optimizer.safetensors").write_bytes(b"123")
+    with pytest.raises(RecastError, match="remove .* to go on from the one before"):
+        checkpoint.load_tensors(tmp_path / "optimizer.safetensors")

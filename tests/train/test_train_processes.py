@@ -1,0 +1,121 @@
+"""Training in processes of its own: killed with signal 9 and started again, and shared by two."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from recast import WeightMatrix, config
+from recast.flow import sd3
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+STEPS = 4
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
+ADAPTERS = ("default", "old", "ema")
+
+
+def command(out: Path, *more: str, launcher: tuple[str, ...] = ()) -> list[str]:
+    out.mkdir(parents=True, exist_ok=True)
+    recipe = [
+        *(str(ROOT / "recipes/shapes.yaml"), "train.epochs=4", "train.groups=2", "train.images=4", "train.batch=4"),
+        *("train.fraction=0.5", "train.rank=4", "train.alpha=8", "train.sample_batch=4", "train.micro_batch=4"),
+        *("train.save_every=1", "train.preview_every=2", "train.keep=2"),
+        f"rewards.rewards:Deadly={{calls: {out / 'calls'}}}",
+    ]
+    weights = ["--weights", str(out.parent / "weights.json")]
+    return [sys.executable, "-m", *launcher, "recast", "train", *recipe, *more, "--out", str(out), *weights]
+
+
+def run(line: list[str], code: int = 0, **environment: str) -> str:
+    variables = ENVIRONMENT | environment
+    result = subprocess.run(line, capture_output=True, text=True, env=variables, check=False, timeout=240)
+    assert result.returncode == code, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("train")
+    sigmas = sd3.load(config.policy(model="shapes")).sigmas(STEPS)
+    late = np.linspace(0.9, 0.1, STEPS) / STEPS
+    table = np.stack([late, 1 / STEPS - late])
+    WeightMatrix(("detail", "rewards:Deadly"), sigmas, table, table.sum(1)).save(made / "weights.json")
+    return made
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    out = folder / "whole"
+    said = run(command(out))
+    assert "2 groups of 4 images an epoch on 1 process; 2 optimizer steps of 4 images at 2 levels each" in said
+    assert f"trained 4 epochs; wrote {out / 'lora'}" in said
+    return out
+
+
+def adapters(out: Path) -> dict[str, bytes]:
+    last = sorted((out / "checkpoints").glob("epoch-*"))[-1]
+    assert last.name == "epoch-00004"
+    found = {who: (last / who / "pytorch_lora_weights.safetensors").read_bytes() for who in ADAPTERS}
+    return found | {"optimizer": (last / "optimizer.safetensors").read_bytes()}
+
+
+def lines(out: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if "second" not in key} for row in rows]
+
+
+def test_killed_at_several_points_and_started_again(folder: Path) -> None:
+    out, noisy = folder / "killed", ENVIRONMENT | {"NOISE": "1"}
+    run(command(out), -signal.SIGKILL, FATAL="4", NOISE="1")  # while the second epoch is scored
+    waited: subprocess.Popen[bytes] = subprocess.Popen(command(out), env=noisy, stderr=subprocess.DEVNULL)
+    while not list((out / "checkpoints").glob(".epoch-00003.tmp")) and waited.poll() is None:
+        time.sleep(0.0005)
+    waited.kill()  # while the third checkpoint is written
+    waited.wait()
+    run(command(out), NOISE="1")
+    whole = folder / "noisy"
+    run(command(whole), NOISE="1")
+    assert adapters(out) == adapters(whole)
+    assert lines(out) == lines(whole)
+    assert [row["epoch"] for row in lines(out)] == [1, 2, 3, 4]
+    names = [path.name for path in sorted((out / "checkpoints").iterdir())]
+    assert names == ["epoch-00003", "epoch-00004"]
+    assert (out / "samples/epoch-00004.png").is_file()
+
+
+def test_two_processes_give_the_same_losses_and_survive_a_kill(folder: Path, whole: Path) -> None:
+    out = folder / "two"
+    run(command(out, launcher=TORCHRUN))
+    for mine, one in zip(lines(out), lines(whole), strict=True):
+        assert mine.keys() == one.keys()
+        for key in ("loss", "reward/detail", "group_std/detail", "share/detail", "old_decay", "step"):
+            assert mine[key] == pytest.approx(one[key], rel=2e-3), key
+    killed = folder / "two-killed"
+    run(command(killed, launcher=TORCHRUN), 1, FATAL="6")
+    run(command(killed, launcher=TORCHRUN))
+    assert adapters(killed) == adapters(out)
+    assert lines(killed) == lines(out)
+    one, two = (load_file(each / "lora/pytorch_lora_weights.safetensors") for each in (whole, out))
+    assert max(np.abs(one[key] - two[key]).max() for key in one) < 2e-3  # Adam turns rounding into up to a step of 3e-4
+
+
+def test_bad_input_is_one_sentence(folder: Path, whole: Path) -> None:
+    def said(*more: str, out: Path = whole) -> str:
+        line = command(out, *more)
+        result = subprocess.run(line, capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=240)
+        assert result.returncode == 2
+        assert result.stderr.count("\n") == 1, result.stderr
+        return result.stderr
+
+    assert "was trained with train.beta = 0.1, not 0.5" in said("train.beta=0.5")
+    assert "train.batch = 5 does not divide the 8 images" in said("train.batch=5", out=folder / "batch")
+    assert "W has 4 steps" in said("train.steps=5", out=folder / "steps")
+    assert "float16 needs a GPU" in said("train.precision=float16", out=folder / "half")

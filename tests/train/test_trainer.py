@@ -1,0 +1,273 @@
+"""The loop on the shapes world: one update by hand, exact resume, order that does not matter, and trouble."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+
+from recast import WeightMatrix, config, prompts
+from recast.errors import RecastError
+from recast.train import advantage, groups, nft, stage, trainer
+from recast.train.checkpoint import Position, all_of
+from recast.train.trainer import StoppedError, Trainer
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    *("train.epochs=3", "train.groups=2", "train.images=4", "train.batch=4", "train.fraction=0.5", "train.rank=4"),
+    *("train.sample_batch=8", "train.micro_batch=4", "train.preview_every=0", "train.save_every=1", "train.alpha=8"),
+]
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def recipe(*more: str) -> config.Recipe:
+    return config.load(ROOT / "recipes/shapes.yaml", [*SMALL, *more])
+
+
+def uneven(sigmas: list[float]) -> WeightMatrix:
+    late = np.linspace(0.9, 0.1, STEPS) / STEPS
+    table = np.stack([late, 1 / STEPS - late])
+    return WeightMatrix(("composition", "detail"), sigmas, table, table.sum(1))
+
+
+def make(tmp_path: Path, *more: str) -> Trainer:
+    settings = recipe(*more)
+    grid = stage.sd3.load(settings.policy).sigmas(STEPS)
+    accelerator = stage._accelerator(settings, tmp_path)
+    return stage.build(settings, uneven(grid), prompts.load("shapes:train"), accelerator)
+
+
+def weights_of(made: Trainer) -> dict[str, torch.Tensor]:
+    tensors = {"default": made.adapters.parameters, "old": made.adapters.old_parameters, "ema": made.ema.shadow_params}
+    return {name: torch.cat([each.detach().flatten() for each in parts]) for name, parts in tensors.items()}
+
+
+def same(one: Trainer, two: Trainer) -> bool:
+    first, second = weights_of(one), weights_of(two)
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_one_epoch_by_hand(tmp_path: Path) -> None:
+    """Every pair of the epoch in one plain loop, with torch's own AdamW and nothing of the trainer's."""
+    made = make(tmp_path, "train.fraction=1.0", "train.penalty=0.5", "train.learning_rate=0.01")
+    other = make(tmp_path, "train.fraction=1.0")
+    data, rewards = other._rollout(0, lambda *_: None)
+    members = torch.arange(8) // 4
+    good = advantage.optimality(advantage.advantages(rewards, members, other.weights)).float()
+    optimizer = torch.optim.AdamW(other.adapters.parameters, lr=0.01, weight_decay=1e-4)
+    start = [each.detach().clone() for each in other.adapters.parameters]
+    average = [each.clone() for each in start]
+    for update in range(2):
+        total = torch.zeros(())
+        for place, image in enumerate(groups.mine(other.plan, groups.order(0, 0, 8), update, 0)):
+            row = update * 4 + place
+            condition = data.condition.rows(data.prompt[row : row + 1])
+            for t in range(1, STEPS + 1):
+                generator = torch.Generator().manual_seed(int(other._seeds[image, t + 1]))
+                noise = torch.randn(1, *other.policy.latent_shape, generator=generator)
+                sigma = other.sigmas[t]
+                x = (1 - sigma) * data.latents[row : row + 1] + sigma * noise
+                v = {}
+                for who in ("old", "base", "default"):
+                    other.adapters.use(who)  # type: ignore[arg-type]
+                    v[who] = other.policy.velocity(x, sigma, condition)
+                level, r = torch.tensor([sigma]), good[image, t - 1 : t]
+                clean = data.latents[row : row + 1]
+                terms = nft.loss(v["default"], v["old"], clean, noise, level, r, v_base=v["base"], penalty=0.5)
+                total = total + terms.total.sum() / (4 * STEPS)
+        optimizer.zero_grad()
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(other.adapters.parameters, 1.0)
+        optimizer.step()
+        decay = 0.0 if update == 0 else min(0.9, 2 / 11)
+        new = [each.detach() for each in other.adapters.parameters]
+        average = [decay * a + (1 - decay) * b for a, b in zip(average, new, strict=True)]
+    found = made.epoch()
+    assert made.position == Position(1, 0, 2)
+    for mine, expected in zip(made.adapters.parameters, other.adapters.parameters, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-3, atol=2e-5)
+    moved = [(mine - begun).abs().max().item() for mine, begun in zip(made.adapters.parameters, start, strict=True)]
+    assert np.median(moved) > 0.005
+    for mine, expected in zip(made.ema.shadow_params, average, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-3, atol=2e-5)
+    for old, new, begun in zip(made.adapters.old_parameters, made.adapters.parameters, start, strict=True):
+        torch.testing.assert_close(old, 0.002 * begun + 0.998 * new, rtol=1e-5, atol=1e-7)
+    assert found["old_decay"] == 0.002
+    assert found["reward/composition"] == pytest.approx(rewards[:, 0].mean().item())
+    assert sum(found[f"share/{name}"] for name in made.judges) == pytest.approx(1.0)
+    assert len(found["share_by_step/detail"]) == STEPS
+
+
+def test_the_order_of_a_sample_s_steps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients, losses = [], []
+    for turn in range(2):
+        made = make(tmp_path, "train.fraction=1.0", "train.micro_batch=16")
+        if turn:
+            monkeypatch.setattr(trainer, "_choose", lambda steps, _, seed: torch.arange(steps).roll(int(seed) % steps))
+        data, rewards = made._rollout(0, lambda *_: None)
+        good = advantage.advantages(rewards, torch.arange(8) // 4, made.weights)
+        seen: list[torch.Tensor] = []
+
+        def look(*_: object, made: Trainer = made, seen: list[torch.Tensor] = seen) -> torch.Tensor:
+            seen.extend(each.grad.clone() for each in made.adapters.parameters if each.grad is not None)
+            return torch.zeros(())
+
+        monkeypatch.setattr(made, "_clip", look)
+        made._update(data, advantage.optimality(good).float(), 0)
+        gradients.append(torch.cat([each.flatten() for each in seen]))
+        losses.append(made._trained[0][0])
+    assert gradients[0].abs().max() > 1e-4
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=0.0)
+
+
+def test_without_a_penalty_the_base_is_never_asked(tmp_path: Path) -> None:
+    for penalty, expected in (("0", {"old", "default"}), ("0.1", {"old", "default", "base"})):
+        made = make(tmp_path, f"train.penalty={penalty}")
+        asked: set[str] = set()
+        velocity = made.policy.velocity
+
+        def watched(*inputs: Any, made: Trainer = made, velocity: Any = velocity, asked: set[str] = asked) -> Any:
+            asked.add(made.adapters.active)
+            return velocity(*inputs)
+
+        made.policy.velocity = watched  # type: ignore[method-assign]
+        made.epoch()
+        assert asked == expected
+
+
+def test_a_run_that_is_stopped_anywhere_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    whole = make(tmp_path)
+    for _ in range(3):
+        whole.epoch()
+    first = make(tmp_path)
+    first.epoch()
+    path = first.save(tmp_path / "checkpoints", {"a": 1}, keep=2)
+    second = make(tmp_path)
+    second.load(path, {"a": 1})
+    assert same(first, second)
+    second.epoch()
+    third = make(tmp_path)
+    third.load(second.save(tmp_path / "checkpoints", {"a": 1}, keep=2), {"a": 1})
+    third.epoch()
+    assert third.position == whole.position
+    assert same(whole, third)
+    assert not same(whole, second)
+
+
+def test_a_run_stopped_inside_an_epoch_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = make(tmp_path)
+    whole.epoch()
+    whole.epoch()
+    broken = make(tmp_path)
+    broken.epoch()
+    clip = broken._clip
+    monkeypatch.setattr(broken, "_clip", lambda culprit, update: clip("the moon" if update == 1 else "", update))
+    with pytest.raises(StoppedError, match="the moon is not finite in epoch 2, optimizer step 2"):
+        broken.epoch()
+    path = broken.save(tmp_path / "checkpoints", {}, keep=3)
+    assert path.name == "epoch-00001-step-001"
+    resumed = make(tmp_path)
+    resumed.load(path, {})
+    resumed.epoch()
+    assert resumed.position == whole.position
+    assert same(whole, resumed)
+
+
+def test_learning_rate_schedules_survive_a_stop(tmp_path: Path) -> None:
+    made = make(tmp_path, "train.schedule=cosine", "train.warmup=2")
+    rates = [made.epoch()["learning_rate"] for _ in range(2)]
+    assert rates[0] == pytest.approx(3e-4)
+    assert rates[1] == pytest.approx(3e-4 * 0.5 * (1 + math.cos(math.pi * 2 / 4)))
+    path = made.save(tmp_path / "checkpoints", {}, keep=1)
+    resumed = make(tmp_path, "train.schedule=cosine", "train.warmup=2")
+    resumed.load(path, {})
+    assert resumed.epoch()["learning_rate"] == made.epoch()["learning_rate"] == pytest.approx(0.0, abs=1e-12)
+    assert same(made, resumed)
+
+
+def test_bfloat16_trains(tmp_path: Path) -> None:
+    AcceleratorState._reset_state()  # accelerate has one precision a process
+    made = make(tmp_path, "train.precision=bfloat16")
+    before = weights_of(made)["default"]
+    found = made.epoch()
+    AcceleratorState._reset_state()
+    assert math.isfinite(found["loss"])
+    assert all(each.dtype == torch.float32 for each in made.adapters.parameters)
+    assert not torch.equal(before, weights_of(made)["default"])
+
+
+def test_activations_computed_again_give_the_same_gradient(tmp_path: Path) -> None:
+    plain, thrifty = make(tmp_path), make(tmp_path, "train.checkpointing=true")
+    plain.epoch()
+    thrifty.epoch()
+    torch.testing.assert_close(weights_of(plain)["default"], weights_of(thrifty)["default"], rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_that_is_no_number_names_its_term(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make(tmp_path)
+    loss = nft.loss
+
+    def broken(*inputs: Any, **options: Any) -> nft.Terms:
+        terms = loss(*inputs, **options)
+        return dataclasses.replace(terms, negative=terms.negative * float("nan"), policy=terms.policy * float("nan"))
+
+    monkeypatch.setattr(nft, "loss", broken)
+    before = weights_of(made)["default"]
+    with pytest.raises(StoppedError, match=r"the loss's negative term at σ = 0\.\d+ is not finite in epoch 1"):
+        made.epoch()
+    assert torch.equal(before, weights_of(made)["default"])  # the step was not made
+
+
+def test_a_gradient_that_is_no_number_names_its_parameter(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    made.adapters.parameters[3].register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(StoppedError, match=r"gradient of transformer_blocks\.0\.attn.*lora_B.*default.* is not finite"):
+        made.epoch()
+
+
+def test_a_reward_that_fails_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    settings = recipe()
+    uneven(stage.sd3.load(settings.policy).sigmas(STEPS)).save(out / "weights.json")
+    build = stage.build
+
+    def failing(*inputs: Any) -> Trainer:
+        made = build(*inputs)
+        calls = iter(range(100))
+        real = made.judges["detail"]
+        made.judges = dict(made.judges) | {
+            "detail": lambda *a: real(*a) if next(calls) < 1 else np.full(len(a[0]), float("inf"))
+        }
+        return made
+
+    monkeypatch.setattr(stage, "build", failing)
+    words = r"the reward 'detail' is infinite for the prompt .*the state before it is in .*epoch-00001"
+    with pytest.raises(RecastError, match=words):
+        stage.train(settings, out)
+    assert [path.name for path in all_of(out / "checkpoints")] == ["epoch-00001"]
+    monkeypatch.setattr(stage, "build", build)
+    stage.train(settings, out)
+    stage.train(settings, tmp_path / "other", out / "weights.json")
+    files = [folder / "lora/pytorch_lora_weights.safetensors" for folder in (out, tmp_path / "other")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_reward_that_never_applies_stops_the_run(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    made.judges = dict(made.judges) | {"detail": lambda images, *_: np.full(len(images), float("nan"))}
+    with pytest.raises(StoppedError, match="the reward 'detail' applies to no image of epoch 1"):
+        made.epoch()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from recast import WeightMatrix, config, prompts
+from recast import GainCurves, WeightMatrix, config, prompts, propose, weigh
 from recast.errors import RecastError
 from recast.train import advantage, groups, nft, stage, trainer
 from recast.train.checkpoint import Position, all_of
@@ -271,3 +272,49 @@ def test_a_reward_that_never_applies_stops_the_run(tmp_path: Path) -> None:
     made.judges = dict(made.judges) | {"detail": lambda images, *_: np.full(len(images), float("nan"))}
     with pytest.raises(StoppedError, match="the reward 'detail' applies to no image of epoch 1"):
         made.epoch()
+
+
+@pytest.mark.filterwarnings("ignore::recast.errors.FloorWarning")
+def test_curves_are_measured_again_at_the_policy_as_it_is(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    more = ["prompts.count=2", "estimate.samples=2", "estimate.noisings=1", f"estimate.steps={STEPS}"]
+    settings = recipe(*more, "train.reweigh_every=1", "train.learning_rate=0.01")
+    propose.propose(settings, out, lambda items, *_: items)
+    start = uneven(stage.sd3.load(settings.policy).sigmas(STEPS))
+    start.save(out / "weights.json")
+    stage.train(settings, out)
+    curves = [GainCurves.load(out / f"reweighed/epoch-0000{epoch}/gains.json") for epoch in (1, 2)]
+    assert not np.allclose(curves[0].D, curves[1].D)
+    kept = WeightMatrix.load(all_of(out / "checkpoints")[-1] / "weights.json")
+    assert kept.rewards == start.rewards
+    np.testing.assert_allclose(kept.matrix.sum(1), start.budget, atol=1e-9)
+    np.testing.assert_allclose(kept.matrix.sum(0), 1 / STEPS, atol=1e-9)
+    budget = dict(zip(start.rewards, start.budget, strict=True))
+    np.testing.assert_allclose(kept.matrix, weigh(curves[1], budget).matrix)
+    whole = (out / "lora/pytorch_lora_weights.safetensors").read_bytes()
+    shutil.rmtree(all_of(out / "checkpoints")[-1])
+    stage.train(settings, out)  # the last epoch once more, with the W of the one before
+    assert (out / "lora/pytorch_lora_weights.safetensors").read_bytes() == whole
+
+
+def test_a_stage_starts_from_another_s_adapter(tmp_path: Path) -> None:
+    first = make(tmp_path, "train.learning_rate=0.01")
+    first.epoch()
+    first.adapters.save(tmp_path / "warmup")
+    second = make(tmp_path, f"policy.lora={tmp_path / 'warmup'}")
+    trained = weights_of(first)["default"]
+    assert not torch.equal(trained, weights_of(first)["ema"])
+    assert all(torch.equal(each, trained) for each in weights_of(second).values())
+
+
+def test_trackers_get_every_step(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = tmp_path / "run"
+    settings = recipe("train.trackers=[tensorboard]", "train.preview_every=3")
+    uneven(stage.sd3.load(settings.policy).sigmas(STEPS)).save(out / "weights.json")
+    stage.train(settings, out)
+    events = EventAccumulator(str(next((out / "logs").rglob("events.out.tfevents.*")).parent)).Reload()
+    assert [each.step for each in events.Scalars("reward/detail")] == [2, 4, 6]
+    assert {f"share_by_step/detail/t0{t}" for t in range(1, STEPS + 1)} <= set(events.Tags()["scalars"])
+    assert (out / "samples/epoch-00003.png").is_file()

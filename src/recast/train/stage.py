@@ -158,7 +158,8 @@ def _preview(trainer: Trainer, path: Path) -> None:
     path.write_bytes(to_png(torch.cat(list(images), dim=2)))
     for tracker in trainer.accelerator.trackers:
         if hasattr(tracker, "log_images"):
-            tracker.log_images({"samples": images.permute(0, 2, 3, 1).numpy()}, step=trainer.position.step)
+            layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
+            tracker.log_images({"samples": images.permute(0, 2, 3, 1).numpy()}, step=trainer.position.step, **layout)
 
 
 def _accelerator(recipe: Recipe, out: Path) -> Any:

@@ -1,0 +1,113 @@
+"""What training costs beside its bare passes, ReCAST beside static, and memory over epochs.
+
+    python benchmarks/train.py
+
+On the shapes recipe, one thread. The update (noise, mixing, loss, metrics, optimizer) is timed in turns with a bare
+loop of exactly its forward and backward passes. Then whole epochs with a static W and with an uneven W are timed in
+turns: only W differs. Resident memory is read after every epoch. Writes results/train.json beside this file; about
+four minutes.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from recast import WeightMatrix, config, prompts
+from recast.core import artifact
+from recast.flow import sd3
+from recast.train import advantage, stage
+from recast.train.trainer import Trainer
+
+RESULTS = Path(__file__).parent / "results"
+RECIPE = Path(__file__).parents[1] / "recipes/shapes.yaml"
+ROUNDS, EPOCHS = 7, 12
+
+
+def uneven(sigmas: list[float], even: bool) -> WeightMatrix:
+    """A W over the recipe's four rewards: the budget at every step, or much of it at some."""
+    steps = len(sigmas) - 1
+    table = np.full((4, steps), 0.25 / steps)
+    if not even:
+        table += 0.2 / steps * np.array([[1], [-1], [1], [-1]]) * np.where(np.arange(steps) % 2, 1, -1)
+    names = ("composition", "alignment", "detail", "background")
+    return WeightMatrix(names, sigmas, table, table.sum(1), "static" if even else "sinkhorn")
+
+
+def make(folder: Path, even: bool) -> Trainer:
+    """A trainer of the shapes recipe."""
+    recipe = config.load(RECIPE)
+    sigmas = sd3.load(recipe.policy).sigmas(recipe.estimate.steps)
+    accelerator = stage._accelerator(recipe, folder)
+    return stage.build(recipe, uneven(sigmas, even), prompts.load(recipe.train.prompts), accelerator)
+
+
+def bare(trainer: Trainer, calls: int) -> float:
+    """Seconds of the passes of one update: old, base where it is asked, and the trained policy forth and back."""
+    plan, policy = trainer.plan, trainer.policy
+    x = torch.randn(plan.micro, *policy.latent_shape)
+    sigma = torch.rand(plan.micro) * 0.8 + 0.1
+    condition = policy.condition([row["prompt"] for row in trainer.rows[: plan.micro]])
+    begun = time.perf_counter()
+    for _ in range(calls):
+        with torch.no_grad():
+            for _ in range(2 if trainer.settings.penalty > 0 else 1):
+                policy.velocity(x, sigma, condition)
+        policy.velocity(x, sigma, condition).square().mean().backward()
+    return time.perf_counter() - begun
+
+
+def overhead(trainer: Trainer) -> float:
+    """Seconds of an update over those of its bare passes."""
+    data, rewards = trainer._rollout(0, lambda *_: None)
+    members = torch.arange(trainer.plan.total) // trainer.plan.images
+    good = advantage.optimality(advantage.advantages(rewards, members, trainer.weights)).float()
+    ratios = []
+    for turn in range(ROUNDS + 1):
+        loop = bare(trainer, trainer.plan.accumulation)
+        trainer.optimizer.optimizer.zero_grad()
+        begun = time.perf_counter()
+        trainer._update(data, good, turn % trainer.plan.updates)
+        ratios.append((time.perf_counter() - begun) / loop)
+    print("update over bare passes:", [round(ratio, 3) for ratio in ratios[1:]], flush=True)
+    return statistics.median(ratios[1:])
+
+
+def epochs(folder: Path) -> tuple[float, list[float]]:
+    """Seconds of a ReCAST epoch over those of a static one, and the largest memory after every epoch, in MiB."""
+    trainers = {even: make(folder, even) for even in (True, False)}
+    times: dict[bool, list[float]] = {True: [], False: []}
+    memory = []
+    for turn in range(EPOCHS):
+        for even in (True, False) if turn % 2 else (False, True):
+            begun = time.perf_counter()
+            trainers[even].epoch()
+            times[even].append(time.perf_counter() - begun)
+        memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        print(f"epoch {turn + 1}: {memory[-1]:.0f} MiB", flush=True)
+    ratios = [recast / static for recast, static in zip(times[False][1:], times[True][1:], strict=True)]
+    return statistics.median(ratios), memory
+
+
+def main() -> None:
+    """Measure, print, and write."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        trainer = make(Path(name), False)
+        update = overhead(trainer)
+        method, memory = epochs(Path(name))
+    growth = memory[-1] - memory[2]
+    print(f"a pair takes {update:.3f} of its bare passes; a ReCAST epoch {method:.3f} of a static one")
+    print(f"memory after epoch 3: {memory[2]:.0f} MiB, after epoch {EPOCHS}: {memory[-1]:.0f} MiB")
+    fields = {"pair_over_bare": update, "recast_over_static": method, "mebibytes": memory, "growth": growth}
+    artifact.write(RESULTS / "train.json", "recast.benchmark.train", fields)
+
+
+if __name__ == "__main__":
+    main()

@@ -318,3 +318,13 @@ def test_trackers_get_every_step(tmp_path: Path) -> None:
     assert [each.step for each in events.Scalars("reward/detail")] == [2, 4, 6]
     assert {f"share_by_step/detail/t0{t}" for t in range(1, STEPS + 1)} <= set(events.Tags()["scalars"])
     assert (out / "samples/epoch-00003.png").is_file()
+
+
+def test_static_weights_need_no_curves(tmp_path: Path) -> None:
+    settings = recipe("weigh.method=static", "weigh.budget={detail: 3, background: 1}", f"train.steps={STEPS}")
+    stage.train(settings, tmp_path)
+    made = WeightMatrix.load(tmp_path / "weights.json")
+    assert made.rewards == ("detail", "background")
+    np.testing.assert_allclose(made.matrix, np.repeat([[0.75], [0.25]], STEPS, axis=1) / STEPS)
+    with pytest.raises(RecastError, match=r"weights.json: cannot be read"):
+        stage.train(recipe(), tmp_path / "none")

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, set_seed
 
 from recast import processes, prompts, propose
 from recast.config import Recipe
-from recast.core import schedule
+from recast.core import schedule, sinkhorn
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
 from recast.estimate.shards import flatten
@@ -51,8 +52,8 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
     state before.
     """
     observer = observer or Observer()
-    matrix = WeightMatrix.load(out / "weights.json" if weights is None else weights)
     accelerator = _accelerator(recipe, out)
+    matrix = _weights(recipe, out, weights, accelerator)
     rows = prompts.load(recipe.train.prompts)
     settings = identity(recipe, matrix, rows)
     folder = out / "checkpoints"
@@ -73,6 +74,21 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
     finally:
         accelerator.end_training()
     return out / "lora"
+
+
+def _weights(recipe: Recipe, out: Path, weights: Path | None, accelerator: Any) -> WeightMatrix:
+    """W from its file; a static one, which needs no curves, is made where the recipe asks for it and there is none."""
+    path = out / "weights.json" if weights is None else weights
+    if weights is None and not path.exists() and recipe.weigh.method == "static":
+        if accelerator.is_main_process:
+            settings = recipe.train
+            sigmas = sd3.load(recipe.policy).sigmas(settings.steps or recipe.estimate.steps)
+            budget = recipe.weigh.budget or dict.fromkeys(recipe.rewards, 1.0)
+            share = sinkhorn.simplex(list(budget.values()), len(budget), "budget")
+            table = np.repeat(share[:, None], len(sigmas) - 1, axis=1) / (len(sigmas) - 1)
+            WeightMatrix(list(budget), sigmas, table, share, "static").save(path)
+        accelerator.wait_for_everyone()
+    return WeightMatrix.load(path)
 
 
 def build(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row], accelerator: Any) -> Trainer:

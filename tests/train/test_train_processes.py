@@ -119,3 +119,9 @@ def test_bad_input_is_one_sentence(folder: Path, whole: Path) -> None:
     assert "train.batch = 5 does not divide the 8 images" in said("train.batch=5", out=folder / "batch")
     assert "W has 4 steps" in said("train.steps=5", out=folder / "steps")
     assert "float16 needs a GPU" in said("train.precision=float16", out=folder / "half")
+
+
+def test_sharded_parameters_train_save_and_resume(tmp_path: Path) -> None:
+    script = str(Path(__file__).parent / "sharded_run.py")
+    said = run([sys.executable, "-m", *TORCHRUN[:-1], script, str(tmp_path)])
+    assert "sharded and replicated agree" in said

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch.nn import Parameter
 
 from recast.errors import RecastError
+from recast.flow.sharded import like, whole
 
 PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 """The projections of a joint block's attention that are adapted (App. E.2); `attn2` is left alone."""
@@ -55,9 +56,13 @@ class Adapters:
         for layer in self._layers:  # in bfloat16 small steps, and the old policy's average, would round to nothing
             for part in (layer.lora_A, layer.lora_B):
                 part.float()
-        self.parameters, self.old_parameters = self._of("default"), self._of("old")
+        self.collect()
         self.update_old()
         self.use("default")
+
+    def collect(self) -> None:
+        """Look the parameters up again: FSDP puts others in their place when it shards a model."""
+        self.parameters, self.old_parameters = self._of("default"), self._of("old")
 
     def _of(self, name: str) -> list[Parameter]:
         """An adapter's parameters, A then B of every layer, in the model's order."""
@@ -101,23 +106,27 @@ class Adapters:
         for old, new in zip(self.old_parameters, self.parameters, strict=True):
             old.copy_(new) if decay == 0 else old.lerp_(new, 1 - decay)
 
-    def save(self, folder: str | Path, who: Literal["default", "old"] = "default") -> Path:
+    def save(self, folder: str | Path, who: Literal["default", "old"] = "default", write: bool = True) -> Path:
         """Write an adapter where `pipe.load_lora_weights(folder)` of plain diffusers finds it, atomically.
 
         Alpha goes into the file's metadata; without it diffusers would take alpha = rank, half the effect. Diffusers
-        gives the same image to the last bit in float32; in a bfloat16 pipeline it rounds the file's float32.
+        gives the same image to the last bit in float32; in a bfloat16 pipeline it rounds the file's float32. Where the
+        adapter is spread over processes all of them call this, one with `write`.
         """
         if who not in ("default", "old"):
             raise RecastError(f"there is no adapter {who!r} to save: choose default or old")
         folder = Path(folder)
         settings = {f"transformer.{key}": value for key, value in self.transformer.peft_config[who].to_dict().items()}
-        state = get_peft_model_state_dict(self.transformer, adapter_name=who)
+        found = get_peft_model_state_dict(self.transformer, adapter_name=who)
+        state = {f"transformer.{key}": whole(tensor).contiguous() for key, tensor in found.items()}
+        if not write:
+            return folder / FILE
         # Not `save_lora_weights`: with a second key of metadata, safetensors writes the two in random order.
         metadata = {LORA_ADAPTER_METADATA_KEY: json.dumps(settings, indent=2, sort_keys=True, default=sorted)}
         temporary = folder / f".{FILE}.{os.getpid()}.tmp"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            save_file({f"transformer.{key}": tensor.contiguous() for key, tensor in state.items()}, temporary, metadata)
+            save_file(state, temporary, metadata)
             return temporary.replace(folder / FILE)
         except (OSError, SafetensorError) as error:
             with suppress(OSError):
@@ -147,4 +156,5 @@ class Adapters:
         if shapes != wanted:
             odd = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
             raise RecastError(f"{path}: made for another transformer: {len(odd)} tensors differ, the first {odd[0]}")
+        state = {name: like(tensor, expected[name]) for name, tensor in state.items()}
         set_peft_model_state_dict(self.transformer, state, adapter_name=who)

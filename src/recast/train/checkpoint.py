@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from recast.core import artifact
 from recast.errors import RecastError
+from recast.flow.sharded import like, whole
 
 FORMAT = "recast.checkpoint"
 
@@ -98,15 +99,18 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """An optimizer's state by parameter number and name."""
     state = optimizer.state_dict()["state"]
-    return {f"{number}.{key}": torch.as_tensor(value) for number, of in state.items() for key, value in of.items()}
+    return {
+        f"{number}.{key}": whole(torch.as_tensor(value)) for number, of in state.items() for key, value in of.items()
+    }
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
     """Put `optimizer_tensors` back; the groups' settings stay as they are."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in tensors.items():
         number, _, field = key.partition(".")
-        state.setdefault(int(number), {})[field] = value
+        state.setdefault(int(number), {})[field] = like(value, parameters[int(number)])
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, set_seed
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs, set_seed
 
 from recast import processes, prompts, propose
 from recast.config import Recipe
@@ -150,10 +150,9 @@ def _loop(recipe: Recipe, out: Path, trainer: Trainer, settings: Mapping[str, An
             log.write(values)
             accelerator.log(metrics.scalars(values), step=trainer.position.step)
             observer.epoch(values)
-            if due(train.preview_every, done) or (train.preview_every and done == train.epochs):
-                _preview(trainer, out / "samples" / f"epoch-{done:05d}.png")
-    if accelerator.is_main_process:
-        trainer.save_ema(out / "lora")
+        if due(train.preview_every, done) or (train.preview_every and done == train.epochs):
+            _preview(trainer, out / "samples" / f"epoch-{done:05d}.png")
+    trainer.save_ema(out / "lora")
     accelerator.wait_for_everyone()
 
 
@@ -170,6 +169,8 @@ def _preview(trainer: Trainer, path: Path) -> None:
     texts = [row["prompt"] for row in trainer.rows[:PREVIEWS]]
     with trainer.averaged():
         images = generate(trainer.policy, texts, [42 + k for k in range(len(texts))], steps=len(trainer.sigmas) - 1)
+    if not trainer.accelerator.is_main_process:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(to_png(torch.cat(list(images), dim=2)))
     for tracker in trainer.accelerator.trackers:
@@ -187,13 +188,19 @@ def _accelerator(recipe: Recipe, out: Path) -> Any:
         DistributedDataParallelKwargs(broadcast_buffers=False),  # they never change
         InitProcessGroupKwargs(timeout=processes.PATIENCE),
     ]
-    return Accelerator(
+    accelerator = Accelerator(
         cpu=cpu,
         mixed_precision=PRECISIONS[settings.precision],
         log_with=list(settings.trackers) or None,
         project_dir=out / "logs",
         kwargs_handlers=handlers,
     )
+    kind = accelerator.distributed_type
+    if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        raise RecastError(f"training does not run under {kind.value}: use torchrun alone, or FSDP (docs/scale.md)")
+    if kind == DistributedType.FSDP and settings.reweigh_every:
+        raise RecastError("train.reweigh_every does not run under FSDP: set it to 0, or use torchrun alone")
+    return accelerator
 
 
 def _start_trackers(recipe: Recipe, accelerator: Any, settings: Mapping[str, Any], step: int) -> None:

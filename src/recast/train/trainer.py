@@ -20,6 +20,7 @@ from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
 from recast.flow.lora import Adapters
 from recast.flow.sd3 import SD3Policy
+from recast.flow.sharded import part, whole
 from recast.prompts import Row
 from recast.rewards import base
 from recast.train import advantage, checkpoint, groups, metrics, nft
@@ -66,6 +67,7 @@ class Trainer:
         policy.model, self.optimizer = accelerator.prepare(
             policy.pipe.transformer, optimizer, device_placement=[False, True]
         )
+        adapters.collect()
         self.ema = EMAModel(adapters.parameters, decay=settings.ema)
         self.position = Position()
         self._trained: list[Tensor] = []
@@ -157,7 +159,9 @@ class Trainer:
         self.schedule.step()
         self.ema.step(self.adapters.parameters)
         totals = self.accelerator.reduce(sums.to(self.accelerator.device, torch.float32), "mean").cpu().double()
-        self._trained.append(torch.cat([totals / (plan.share * plan.pairs), norm.detach().cpu().double().reshape(1)]))
+        self._trained.append(
+            torch.cat([totals / (plan.share * plan.pairs), whole(norm.detach()).cpu().double().reshape(1)])
+        )
 
     def _terms(self, data: Rollout, row: Tensor, noise: Tensor, sigma: Tensor, r: Tensor) -> nft.Terms:
         """The loss of some pairs; the base is asked only where its penalty counts."""
@@ -193,7 +197,7 @@ class Trainer:
         """The gradient's norm before clipping; one that is not finite stops the run before the step is made."""
         if self.accelerator.scaler is None:  # float16 skips a step that overflows, and lowers its scale
             trained = [each for each in self.adapters.parameters if each.grad is not None]
-            finite = torch.stack([torch.isfinite(each.grad).all() for each in trained])  # type: ignore[arg-type]
+            finite = torch.stack([torch.isfinite(part(each.grad)).all() for each in trained])  # type: ignore[arg-type]
             if not culprit and not finite.all():
                 bad = trained[int((~finite).nonzero()[0])]
                 names = (name for name, each in self.adapters.transformer.named_parameters() if each is bad)
@@ -215,12 +219,12 @@ class Trainer:
         wait, first = self.accelerator.wait_for_everyone, self.accelerator.is_main_process
         if first:
             shutil.rmtree(temporary, ignore_errors=True)
-            self.adapters.save(temporary / "default", "default")
-            self.adapters.save(temporary / "old", "old")
-            self.save_ema(temporary / "ema")
-            checkpoint.save_tensors(
-                temporary / "optimizer.safetensors", checkpoint.optimizer_tensors(self.optimizer.optimizer)
-            )
+        self.adapters.save(temporary / "default", "default", first)
+        self.adapters.save(temporary / "old", "old", first)
+        self.save_ema(temporary / "ema")
+        moments = checkpoint.optimizer_tensors(self.optimizer.optimizer)
+        if first:
+            checkpoint.save_tensors(temporary / "optimizer.safetensors", moments)
             self.weights.save(temporary / "weights.json")
         wait()
         random = temporary / f"random-{self.accelerator.process_index}.safetensors"
@@ -258,9 +262,9 @@ class Trainer:
             checkpoint.restore_random(checkpoint.load_tensors(random))
 
     def save_ema(self, folder: Path) -> None:
-        """Write the averaged adapter, the one to evaluate, where plain diffusers finds it."""
+        """Write the averaged adapter, the one to evaluate, where plain diffusers finds it; all processes call it."""
         with self.averaged():
-            self.adapters.save(folder)
+            self.adapters.save(folder, write=self.accelerator.is_main_process)
 
     def averaged(self) -> Any:
         """A `with` block in which `default` is the average."""

@@ -1,0 +1,118 @@
+"""Training on the embedded world: which normalisation, what ReCAST and static reach, and what happens past the plateau.
+
+    python benchmarks/shapes_training.py
+
+Three blocks of runs of recipes/shapes.yaml, two at a time with one thread each; every number is of the averaged
+adapter, four images a prompt. `choice`: both normalisations, scored on the validation prompts, seeds 100 and 101.
+`methods`: the recipe as it stands with static, Sinkhorn and time-reversed W, three seeds, scored on the held-out
+prompts. `overshoot`: with the paper's penalty (1e-4) and learning rate, and for longer. Writes
+results/shapes_training.json beside this file; about half an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+RECIPE = Path(__file__).parents[1] / "recipes/shapes.yaml"
+REPEATS, SEED = 4, 42
+TRAINED = ("composition", "alignment", "detail", "background")
+HELD_OUT = ("census",)
+LONGER = ("train.penalty=1e-4", "train.epochs=48", "train.learning_rate=3e-4")
+
+
+def evaluate(policy: Any, split: str) -> dict[str, float]:
+    """The mean of every reward over a split's prompts, `REPEATS` images each, the same seeds for every policy."""
+    import numpy as np
+
+    from recast import prompts
+    from recast.flow.generate import generate
+    from recast.rewards import base
+
+    rows = prompts.load(f"shapes:{split}") * REPEATS
+    texts = [row["prompt"] for row in rows]
+    images = generate(policy, texts, [SEED + k for k in range(len(rows))], steps=10)
+    judges = {name: base.load(name) for name in (*TRAINED, *HELD_OUT)}
+    means = np.nanmean(base.score(judges, images, texts, rows), axis=1)
+    found = dict(zip(judges, means.tolist(), strict=True))
+    return {"mean": sum(found[name] for name in TRAINED) / len(TRAINED), **found}
+
+
+def run(job: tuple[str, str, str, list[str], str]) -> dict[str, Any]:
+    """Train one policy and score it at a quarter, at half and at the end of training."""
+    block, method, split, overrides, gains = job
+    import torch
+
+    from recast import GainCurves, config, prompts, weigh
+    from recast.train import stage
+
+    torch.set_num_threads(1)
+    recipe = config.load(RECIPE, overrides)
+    curves = GainCurves.load(gains)
+    weights = weigh(curves, dict.fromkeys(curves.rewards, 1.0), method)  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as folder:
+        accelerator = stage._accelerator(recipe, Path(folder))
+        trainer = stage.build(recipe, weights, prompts.load(recipe.train.prompts), accelerator)
+        scores: dict[str, Any] = {}
+        while trainer.position.epoch < recipe.train.epochs:
+            trainer.epoch()
+            done = trainer.position.epoch
+            if done % (recipe.train.epochs // 4) == 0:
+                with trainer.averaged():
+                    scores[str(done)] = evaluate(trainer.policy, split)
+    made = {"block": block, "method": method, "split": split, "overrides": overrides, "scores": scores}
+    print(json.dumps(made), flush=True)
+    return made
+
+
+def jobs(gains: str) -> list[tuple[str, str, str, list[str], str]]:
+    """Every run, the long ones first."""
+    both = ("static", "sinkhorn")
+    found = [("overshoot", method, "test", [f"train.seed={seed}", *LONGER]) for seed in (0, 1) for method in both]
+    found += [
+        ("choice", method, "validation", [f"train.seed={seed}", f"train.normalise={mode}"])
+        for seed in (100, 101)
+        for mode in ("step", "reward")
+        for method in both
+    ]
+    found += [
+        ("methods", method, "test", [f"train.seed={seed}"]) for seed in (0, 1, 2) for method in (*both, "reversed")
+    ]
+    return [(*job, gains) for job in found]
+
+
+def measure_gains(folder: Path) -> str:
+    """Curves of the recipe; the path of gains.json."""
+    from recast import config, propose
+    from recast.estimate import stage
+
+    recipe = config.load(RECIPE)
+    propose.propose(recipe, folder, lambda items, *_: items)
+    stage.estimate(recipe, folder, lambda items, *_: items)
+    return str(folder / "gains.json")
+
+
+def main() -> None:
+    """Run everything, print and write."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from recast import config
+    from recast.core import artifact
+    from recast.flow import sd3
+
+    with tempfile.TemporaryDirectory() as name:
+        gains = measure_gains(Path(name))
+        with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+            found = list(pool.imap_unordered(run, jobs(gains)))
+    policy = sd3.load(config.policy(model="shapes"))
+    base = {split: evaluate(policy, split) for split in ("validation", "test")}
+    found.sort(key=lambda made: (made["block"], made["overrides"], made["method"]))
+    artifact.write(RESULTS / "shapes_training.json", "recast.benchmark.shapes_training", {"base": base, "runs": found})
+
+
+if __name__ == "__main__":
+    main()

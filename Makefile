@@ -18,6 +18,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/policy.py
 	$(BIN)/python benchmarks/shapes.py
 	$(BIN)/python benchmarks/estimate.py
+	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/shapes_training.py
 
 # The stamp is written last and renamed into place, so an interrupted install leaves none.
 $(STAMP): pyproject.toml constraints.txt

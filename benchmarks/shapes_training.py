@@ -71,10 +71,9 @@ def run(job: tuple[str, str, str, list[str], str]) -> dict[str, Any]:
 
 
 def jobs(gains: str) -> list[tuple[str, str, str, list[str], str]]:
-    """Every run, the long ones first."""
+    """Every run."""
     both = ("static", "sinkhorn")
-    found = [("overshoot", method, "test", [f"train.seed={seed}", *LONGER]) for seed in (0, 1) for method in both]
-    found += [
+    found = [
         ("choice", method, "validation", [f"train.seed={seed}", f"train.normalise={mode}"])
         for seed in (100, 101)
         for mode in ("step", "reward")
@@ -83,6 +82,7 @@ def jobs(gains: str) -> list[tuple[str, str, str, list[str], str]]:
     found += [
         ("methods", method, "test", [f"train.seed={seed}"]) for seed in (0, 1, 2) for method in (*both, "reversed")
     ]
+    found += [("overshoot", method, "test", [f"train.seed={seed}", *LONGER]) for seed in (0, 1) for method in both]
     return [(*job, gains) for job in found]
 
 
@@ -107,7 +107,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         gains = measure_gains(Path(name))
         with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
-            found = list(pool.imap_unordered(run, jobs(gains)))
+            found = pool.map(run, jobs(gains), chunksize=1)
     policy = sd3.load(config.policy(model="shapes"))
     base = {split: evaluate(policy, split) for split in ("validation", "test")}
     found.sort(key=lambda made: (made["block"], made["overrides"], made["method"]))

@@ -144,14 +144,14 @@ def _loop(recipe: Recipe, out: Path, trainer: Trainer, settings: Mapping[str, An
             trainer.weights = reweigh(recipe, out, trainer)
         values = trainer.epoch(observer.tick)
         done = trainer.position.epoch
-        if due(train.save_every, done) or done == train.epochs:
-            trainer.save(folder, settings, train.keep)
         if log is not None:
             log.write(values)
             accelerator.log(metrics.scalars(values), step=trainer.position.step)
             observer.epoch(values)
         if due(train.preview_every, done) or (train.preview_every and done == train.epochs):
             _preview(trainer, out / "samples" / f"epoch-{done:05d}.png")
+        if due(train.save_every, done) or done == train.epochs:  # last: what is told before is told again after a kill
+            trainer.save(folder, settings, train.keep)
     trainer.save_ema(out / "lora")
     accelerator.wait_for_everyone()
 

@@ -170,6 +170,13 @@ class TrainConfig(_Section):
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = ["tensorboard"]
     seed: int = Field(0, ge=0, lt=2**32)
 
+    @field_validator("betas")
+    @classmethod
+    def _decays(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= each < 1 for each in value):
+            raise ValueError("both must lie in [0, 1)")
+        return value
+
     def used(self) -> dict[str, Any]:
         """The settings that decide the trained adapters; a checkpoint of others is refused."""
         idle = {"save_every", "keep", "preview_every", "trackers"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -22,6 +23,13 @@ def pick(name: str) -> torch.device:
         reason = str(error).strip().splitlines()[0]
         raise RecastError(f"the device {name!r} cannot be used here ({reason}): try cpu or auto") from error
     return device
+
+
+def worker(where: torch.device) -> ThreadPoolExecutor:
+    """One thread that works beside this one, on the same GPU: a new thread would start on the first."""
+    if where.type != "cuda":
+        return ThreadPoolExecutor(1)
+    return ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(where,))
 
 
 def dtype(name: str) -> torch.dtype:

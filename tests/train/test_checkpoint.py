@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there, exact, and refused by the key that differs."""
 
+import json
 import random
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from recast.errors import RecastError
 from recast.train import checkpoint
 from recast.train.checkpoint import Position
+from recast.train.metrics import Log
 
 
 def make(folder: Path, position: Position, keep: int = 2) -> Path:
@@ -84,3 +86,16 @@ def test_a_broken_file_says_what_to_remove(tmp_path: Path) -> None:
     (tmp_path / "optimizer.safetensors").write_bytes(b"123")
     with pytest.raises(RecastError, match="remove .* to go on from the one before"):
         checkpoint.load_tensors(tmp_path / "optimizer.safetensors")
+
+
+def test_no_epoch_stands_twice_in_the_log(tmp_path: Path) -> None:
+    log = Log(tmp_path / "metrics.jsonl", 0)
+    for epoch in (1, 2, 3):
+        log.write({"epoch": epoch, "loss": float("inf"), "share": [0.5, float("nan")]})
+    with log.path.open("a") as file:
+        file.write('{"epoch": 4, "lo')  # cut by a kill
+    Log(log.path, 2).write({"epoch": 3, "loss": 1.0})
+    rows = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert rows[0] == {"epoch": 1, "loss": None, "share": [0.5, None]}
+    assert rows[2]["loss"] == 1.0

@@ -27,7 +27,13 @@ def command(out: Path, *more: str, launcher: tuple[str, ...] = ()) -> list[str]:
     recipe = [
         *(str(ROOT / "recipes/shapes.yaml"), "train.epochs=4", "train.groups=2", "train.images=4", "train.batch=4"),
         *("train.fraction=0.5", "train.rank=4", "train.alpha=8", "train.sample_batch=4", "train.micro_batch=4"),
-        *("train.save_every=1", "train.preview_every=2", "train.keep=2"),
+        *(
+            "train.save_every=1",
+            "train.preview_every=2",
+            "train.keep=2",
+            "train.learning_rate=3e-4",
+            "train.trackers=[]",
+        ),
         f"rewards.rewards:Deadly={{calls: {out / 'calls'}}}",
     ]
     weights = ["--weights", str(out.parent / "weights.json")]
@@ -79,7 +85,7 @@ def test_killed_at_several_points_and_started_again(folder: Path) -> None:
     while not list((out / "checkpoints").glob(".epoch-00003.tmp")) and waited.poll() is None:
         time.sleep(0.0005)
     waited.kill()  # while the third checkpoint is written
-    waited.wait()
+    assert waited.wait() == -signal.SIGKILL
     run(command(out), NOISE="1")
     whole = folder / "noisy"
     run(command(whole), NOISE="1")
@@ -98,11 +104,12 @@ def test_two_processes_give_the_same_losses_and_survive_a_kill(folder: Path, who
         assert mine.keys() == one.keys()
         for key in ("loss", "reward/detail", "group_std/detail", "share/detail", "old_decay", "step"):
             assert mine[key] == pytest.approx(one[key], rel=2e-3), key
-    killed = folder / "two-killed"
-    run(command(killed, launcher=TORCHRUN), 1, FATAL="6")
-    run(command(killed, launcher=TORCHRUN))
-    assert adapters(killed) == adapters(out)
-    assert lines(killed) == lines(out)
+    killed, noisy = folder / "two-killed", folder / "two-noisy"
+    run(command(killed, launcher=TORCHRUN), 1, FATAL="6", NOISE="1")
+    run(command(killed, launcher=TORCHRUN), NOISE="1")
+    run(command(noisy, launcher=TORCHRUN), NOISE="1")
+    assert adapters(killed) == adapters(noisy)
+    assert lines(killed) == lines(noisy)
     one, two = (load_file(each / "lora/pytorch_lora_weights.safetensors") for each in (whole, out))
     assert max(np.abs(one[key] - two[key]).max() for key in one) < 2e-3  # Adam turns rounding into up to a step of 3e-4
 

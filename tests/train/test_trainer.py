@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from accelerate.state import AcceleratorState
 
 from recast import GainCurves, WeightMatrix, config, prompts, propose, weigh
 from recast.errors import RecastError
-from recast.train import advantage, groups, nft, stage, trainer
+from recast.train import advantage, groups, nft, reweigh, stage, trainer
 from recast.train.checkpoint import Position, all_of
 from recast.train.trainer import StoppedError, Trainer
 
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = [
     *("train.epochs=3", "train.groups=2", "train.images=4", "train.batch=4", "train.fraction=0.5", "train.rank=4"),
     *("train.sample_batch=8", "train.micro_batch=4", "train.preview_every=0", "train.save_every=1", "train.alpha=8"),
+    *("train.learning_rate=3e-4", "train.normalise=step", "train.penalty=1e-4", "train.ema=0.9", "train.trackers=[]"),
 ]
 STEPS = 4
 
@@ -176,8 +178,8 @@ def test_a_run_stopped_inside_an_epoch_goes_on_there(tmp_path: Path, monkeypatch
     broken = make(tmp_path)
     broken.epoch()
     clip = broken._clip
-    monkeypatch.setattr(broken, "_clip", lambda culprit, update: clip("the moon" if update == 1 else "", update))
-    with pytest.raises(StoppedError, match="the moon is not finite in epoch 2, optimizer step 2"):
+    monkeypatch.setattr(broken, "_clip", lambda losses, sigmas, update: clip(losses / (1 - update), sigmas, update))
+    with pytest.raises(StoppedError, match=r"the loss's positive term at σ = .* in epoch 2, optimizer step 2"):
         broken.epoch()
     path = broken.save(tmp_path / "checkpoints", {}, keep=3)
     assert path.name == "epoch-00001-step-001"
@@ -267,34 +269,128 @@ def test_a_reward_that_fails_leaves_a_checkpoint(tmp_path: Path, monkeypatch: py
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_reward_that_never_applies_stops_the_run(tmp_path: Path) -> None:
+def test_a_reward_that_applies_to_nothing_drops_out(tmp_path: Path) -> None:
+    def never(images: torch.Tensor, *_: object) -> np.ndarray:
+        return np.full(len(images), float("nan"))
+
     made = make(tmp_path)
-    made.judges = dict(made.judges) | {"detail": lambda images, *_: np.full(len(images), float("nan"))}
-    with pytest.raises(StoppedError, match="the reward 'detail' applies to no image of epoch 1"):
+    made.judges = dict(made.judges) | {"detail": never}
+    found = made.epoch()
+    assert found["applies/detail"] == 0
+    assert found["share/composition"] == pytest.approx(1.0)
+    made.judges = {"composition": never, "detail": never}
+    with pytest.raises(StoppedError, match="no reward applies to any image of epoch 2"):
         made.epoch()
 
 
 @pytest.mark.filterwarnings("ignore::recast.errors.FloorWarning")
-def test_curves_are_measured_again_at_the_policy_as_it_is(tmp_path: Path) -> None:
+def test_curves_are_measured_again_at_the_policy_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
-    more = ["prompts.count=2", "estimate.samples=2", "estimate.noisings=1", f"estimate.steps={STEPS}"]
-    settings = recipe(*more, "train.reweigh_every=1", "train.learning_rate=0.01")
+    more = ["prompts.count=2", "estimate.samples=2", "estimate.noisings=1", f"estimate.steps={STEPS}", "train.epochs=4"]
+    settings = recipe(*more, "train.reweigh_every=2", "train.learning_rate=0.01")
     propose.propose(settings, out, lambda items, *_: items)
     start = uneven(stage.sd3.load(settings.policy).sigmas(STEPS))
     start.save(out / "weights.json")
+    active = []
+    sampled = reweigh.stage.sample_prompt
+
+    def watched(*inputs: Any) -> Any:
+        active.append(policies[-1].active)
+        return sampled(*inputs)
+
+    policies: list[Any] = []
+    build = stage.build
+    monkeypatch.setattr(stage, "build", lambda *a: (made := build(*a), policies.append(made.adapters))[0])
+    monkeypatch.setattr(reweigh.stage, "sample_prompt", watched)
     stage.train(settings, out)
-    curves = [GainCurves.load(out / f"reweighed/epoch-0000{epoch}/gains.json") for epoch in (1, 2)]
-    assert not np.allclose(curves[0].D, curves[1].D)
+    assert set(active) == {"old"}
+    curves = GainCurves.load(out / "reweighed/epoch-00002/gains.json")
     kept = WeightMatrix.load(all_of(out / "checkpoints")[-1] / "weights.json")
     assert kept.rewards == start.rewards
     np.testing.assert_allclose(kept.matrix.sum(1), start.budget, atol=1e-9)
     np.testing.assert_allclose(kept.matrix.sum(0), 1 / STEPS, atol=1e-9)
     budget = dict(zip(start.rewards, start.budget, strict=True))
-    np.testing.assert_allclose(kept.matrix, weigh(curves[1], budget).matrix)
+    np.testing.assert_allclose(kept.matrix, weigh(curves, budget).matrix)
     whole = (out / "lora/pytorch_lora_weights.safetensors").read_bytes()
     shutil.rmtree(all_of(out / "checkpoints")[-1])
-    stage.train(settings, out)  # the last epoch once more, with the W of the one before
+    stage.train(settings, out)  # the last epoch once more, with the W of the third's checkpoint
     assert (out / "lora/pytorch_lora_weights.safetensors").read_bytes() == whole
+    with pytest.raises(RecastError, match=r"was trained with weigh.tau = 1.0, not 2.0"):
+        stage.train(recipe(*more, "train.reweigh_every=2", "train.learning_rate=0.01", "weigh.tau=2"), out)
+
+
+def test_curves_on_another_grid_are_not_taken(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    settings = recipe("prompts.count=2", "estimate.samples=2", "estimate.noisings=1", "train.reweigh_every=1")
+    propose.propose(settings, out, lambda items, *_: items)
+    uneven(stage.sd3.load(settings.policy).sigmas(STEPS)).save(out / "weights.json")
+    with pytest.raises(RecastError, match=r"curves at T = 10 do not fit training at T = 4; the state before it is in"):
+        stage.train(settings, out)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("train.beta=0.5", "train.form=velocity", "train.advantage_clip=0.5", "train.normalise=reward"),
+        *("train.spread=group", "train.decay=0", "train.ema=0", "train.clip_norm=1e-4", "train.weight_decay=0.9"),
+        *("train.epsilon=0.1", "train.betas=[0.5, 0.9]", "train.penalty=5", "train.seed=1", "train.warmup=3"),
+    ],
+)
+def test_every_setting_reaches_the_training(tmp_path: Path, change: str) -> None:
+    schedule = "train.schedule=constant_with_warmup"
+    plain, changed = make(tmp_path, schedule), make(tmp_path, schedule, change)
+    for made in (plain, changed):
+        made.epoch()
+        made.epoch()
+    assert not same(plain, changed)
+    only = {"train.decay=0": {"default", "old", "ema"}, "train.ema=0": {"ema"}}
+    moved = {name for name, each in weights_of(plain).items() if not torch.equal(each, weights_of(changed)[name])}
+    assert moved == only.get(change, {"default", "old", "ema"})
+
+
+def test_a_reward_that_draws_at_random_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chance(images: torch.Tensor, *_: object) -> np.ndarray:
+        return torch.rand(len(images)).double().numpy()
+
+    def fresh() -> Trainer:
+        made = make(tmp_path)
+        made.judges = dict(made.judges) | {"detail": chance}
+        return made
+
+    torch.manual_seed(5)
+    whole = fresh()
+    whole.epoch()
+    broken = fresh()
+    torch.manual_seed(5)
+    clip = broken._clip
+    monkeypatch.setattr(broken, "_clip", lambda losses, sigmas, update: clip(losses / (1 - update), sigmas, update))
+    with pytest.raises(StoppedError):
+        broken.epoch()
+    path = broken.save(tmp_path / "checkpoints", {}, keep=3)
+    resumed = fresh()
+    torch.manual_seed(77)
+    resumed.load(path, {})
+    resumed.epoch()
+    assert same(whole, resumed)
+
+
+def test_float16_that_overflows_for_ever_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make(tmp_path, "train.groups=12")  # twelve optimizer steps
+    made.accelerator.scaler = SimpleNamespace(scale=lambda loss: loss)  # a CPU has none
+    monkeypatch.setattr(type(made.optimizer), "step_was_skipped", property(lambda _: True))
+    with pytest.raises(StoppedError, match="overflowed float16 in 10 optimizer steps in a row"):
+        made.epoch()
+    assert made.position.update == 9
+
+
+def test_another_w_is_another_run(tmp_path: Path) -> None:
+    settings = recipe("train.epochs=1")
+    first = uneven(stage.sd3.load(settings.policy).sigmas(STEPS))
+    first.save(tmp_path / "weights.json")
+    stage.train(settings, tmp_path)
+    other = WeightMatrix(first.rewards, first.sigmas, first.matrix[:, ::-1], first.budget)
+    with pytest.raises(RecastError, match=r"was trained with weights = "):
+        stage.train(settings, tmp_path, other.save(tmp_path / "other.json"))
 
 
 def test_a_stage_starts_from_another_s_adapter(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recast import processes, prompts
+from recast import device, processes, prompts
 from recast._version import __version__
 from recast.config import Recipe
 from recast.core import renyi, sinkhorn
@@ -130,7 +130,7 @@ class _Run:
         """
         pending: Future[None] | None = None
         try:
-            with ThreadPoolExecutor(1) as background:
+            with device.worker(self._world.device) as background:
                 for name, claim in turns:
                     sampled = sample_prompt(self._recipe, self._world, name)
                     if pending is not None:

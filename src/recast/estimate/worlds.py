@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,6 +46,11 @@ class World(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """One name a prompt."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where rollouts and scores are computed."""
         ...
 
     @property
@@ -99,6 +104,7 @@ class MixtureWorld:
         return (self._recipe.world.dimension,)
 
     dtype = torch.float64
+    device = torch.device("cpu")
     overlaps = False
 
     def inputs(self, name: str) -> str:
@@ -133,7 +139,14 @@ class ImageWorld:
 
     dtype = torch.float32
 
-    def __init__(self, recipe: Recipe, out: Path, proposed: bool = True, policy: sd3.SD3Policy | None = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        out: Path,
+        proposed: bool = True,
+        policy: sd3.SD3Policy | None = None,
+        judges: Mapping[str, base.Reward] | None = None,
+    ) -> None:
         self._recipe = recipe
         rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
         self._rows = {row["prompt"]: row for row in rows}
@@ -146,10 +159,14 @@ class ImageWorld:
             for name in self.names:  # before any model is loaded: a missing proposal is known at once
                 self._files(name)
         self._policy = sd3.load(recipe.policy) if policy is None else policy
-        self._judges = {name: base.load(name, **(options or {})) for name, options in recipe.rewards.items()}
+        known = judges or {}
+        self._judges = {
+            name: known.get(name) or base.load(name, **(options or {})) for name, options in recipe.rewards.items()
+        }
         self.sigmas = self._policy.sigmas(recipe.estimate.steps)
+        self.device = self._policy.device
         # Without a core to spare the two would only take each other's.
-        self.overlaps = self._policy.device.type != "cpu" or processes.spare_core()
+        self.overlaps = self.device.type != "cpu" or processes.spare_core()
         self._batch = rows_within(recipe.estimate.memory, self._policy.row_bytes)
 
     @property

@@ -66,12 +66,13 @@ def write_state(path: Path, position: Position, settings: Mapping[str, Any], fac
 def publish(temporary: Path, final: Path, keep: int) -> None:
     """Give a finished checkpoint its name, and remove all but the `keep` latest."""
     try:
-        if final.exists():  # the same state, written before the run was killed
+        if (final / "state.json").exists():  # the same state, written before the run was killed
             shutil.rmtree(temporary)
         else:
+            shutil.rmtree(final, ignore_errors=True)
             os.replace(temporary, final)
         for old in all_of(final.parent)[:-keep]:
-            shutil.rmtree(old)
+            os.replace(old, old.with_name(f".{old.name}.old.tmp"))  # at once: half a folder must not pass for one
         for left in final.parent.glob(".*.tmp"):
             shutil.rmtree(left)
     except OSError as error:

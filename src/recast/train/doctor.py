@@ -54,10 +54,19 @@ def examine(recipe: Recipe, count: int, images: int, tick: Tick = lambda *_: Non
     each = [row for row in chosen for _ in range(images)]
     found = rollout(policy, judges, each, seeds, policy.sigmas(steps), recipe.train.sample_batch, tick)
     members = torch.arange(count * images) // images
-    return diagnose(torch.from_numpy(found.rewards.copy()), members, list(judges), recipe.weigh.budget)
+    values = torch.from_numpy(found.rewards.copy())
+    settings = recipe.train
+    return diagnose(values, members, list(judges), recipe.weigh.budget, settings.normalise, settings.spread)
 
 
-def diagnose(rewards: Tensor, members: Tensor, names: Sequence[str], budget: Mapping[str, float]) -> Diagnosis:
+def diagnose(
+    rewards: Tensor,
+    members: Tensor,
+    names: Sequence[str],
+    budget: Mapping[str, float],
+    mode: advantage.Mode = "step",
+    whose: advantage.Spread = "batch",
+) -> Diagnosis:
     """What rewards (B, m) of groups `members` (B,) say; an empty budget counts all alike."""
     values = rewards.double()
     lam = np.array([float(budget.get(name, 0.0)) for name in names]) if budget else np.ones(len(names))
@@ -67,7 +76,7 @@ def diagnose(rewards: Tensor, members: Tensor, names: Sequence[str], budget: Map
     spread = advantage.group_std(values, members)
     first = torch.tensor([int((members == g).nonzero()[0, 0]) for g in members.unique()])
     static = WeightMatrix(names, [0.0, 1.0], lam[:, None], lam, "static")
-    overall, _ = advantage.shares(advantage.parts(values, members, static))
+    overall, _ = advantage.shares(advantage.parts(values, members, static, mode, whose))
     centred = (values - advantage.group_mean(values, members)).numpy()
     plain = values.numpy()
     known = ~np.isnan(plain)
@@ -79,8 +88,8 @@ def diagnose(rewards: Tensor, members: Tensor, names: Sequence[str], budget: Map
             "high": _over(np.nanmax, plain, known),
             "group_std": _over(np.nanmean, spread[first].numpy(), ~np.isnan(spread[first].numpy())),
         }
-    flat = spread[first].numpy() <= DEAD
-    facts["zero_std"] = flat.mean(0)
+    spreads = spread[first].numpy()
+    facts["zero_std"] = _over(np.mean, (spreads <= DEAD).astype(np.float64), ~np.isnan(spreads))
     correlations = _correlations(centred)
     advice = _advice(names, facts, lam, overall.numpy(), correlations)
     return Diagnosis(

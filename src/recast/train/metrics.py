@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,12 @@ def _number(value: Tensor) -> float:
     return float(value)
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class Log:
     """A JSONL file, a line an epoch, in which no epoch stands twice however often a run was killed."""
 
@@ -50,8 +57,8 @@ class Log:
         artifact.write_text(path, "".join(f"{line}\n" for line in kept))
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Append an epoch at once; NaN becomes null."""
-        plain = {key: None if value != value else value for key, value in values.items()}
+        """Append an epoch at once; what is no number becomes null."""
+        plain = {key: _plain(value) for key, value in values.items()}
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(plain) + "\n")

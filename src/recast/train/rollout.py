@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recast import device
 from recast.flow import sampling
 from recast.flow.policy import Condition, Policy, conditioned
 from recast.prompts import Row
@@ -53,12 +54,12 @@ def rollout(
     prompt = torch.tensor([places[row["prompt"]] for row in rows])
     latents: list[Tensor] = []
     pending: list[Future[tuple[NDArray[np.float64], float]]] = []
-    with ThreadPoolExecutor(1) as scorer:
+    with device.worker(condition.embeds.device) as scorer:
         for start in range(0, len(rows), batch):
             part = slice(start, start + batch)
             clean = _sample(policy, condition.rows(prompt[part]), seeds[part], sigmas)
             if len(pending) > 1:  # images that wait for their scores take memory
-                pending[-2].result()
+                pending[-2].exception()  # raised below: processes must sample in step, whatever a reward does
             pending.append(scorer.submit(_score, judges, policy.decode(clean), rows[part]))
             latents.append(clean)
             tick("sampling", min(start + batch, len(rows)), len(rows))

@@ -60,7 +60,7 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
     found = checkpoint.all_of(folder)
     if found:
         checkpoint.read_state(found[-1], settings)  # before any model is loaded: another config is known at once
-    set_seed(recipe.train.seed, device_specific=True)  # nothing here draws from it, but a reward may
+    set_seed((recipe.train.seed + accelerator.process_index) % 2**32)  # nothing here draws from it, but a reward may
     trainer = build(recipe, matrix, rows, accelerator)
     if found:
         trainer.load(found[-1], settings)
@@ -79,8 +79,8 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
 def _weights(recipe: Recipe, out: Path, weights: Path | None, accelerator: Any) -> WeightMatrix:
     """W from its file; a static one, which needs no curves, is made where the recipe asks for it and there is none."""
     path = out / "weights.json" if weights is None else weights
-    if weights is None and not path.exists() and recipe.weigh.method == "static":
-        if accelerator.is_main_process:
+    if weights is None and recipe.weigh.method == "static":
+        if accelerator.is_main_process and not path.exists():
             settings = recipe.train
             sigmas = sd3.load(recipe.policy).sigmas(settings.steps or recipe.estimate.steps)
             budget = recipe.weigh.budget or dict.fromkeys(recipe.rewards, 1.0)
@@ -108,7 +108,7 @@ def build(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row], acceler
         )
     adapters = Adapters(policy.pipe.transformer, settings.rank, settings.alpha, settings.seed)
     if recipe.policy.lora is not None:
-        adapters.load(recipe.policy.lora)
+        adapters.load(Path(recipe.policy.lora).expanduser())
         adapters.update_old()
     judges = {name: base.load(name, **(recipe.rewards[name] or {})) for name in matrix.rewards}
     return Trainer(settings, policy, adapters, matrix, judges, rows, accelerator)
@@ -116,14 +116,16 @@ def build(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row], acceler
 
 def identity(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row]) -> dict[str, Any]:
     """The settings that decide the trained adapters, by their dotted names."""
-    return flatten(
-        {
-            "policy": propose.policy_identity(recipe),
-            "rewards": {name: recipe.rewards.get(name) or {} for name in matrix.rewards},
-            "weights": weights_hash(matrix),
-            "train": recipe.train.used() | {"prompts": prompts.digest(rows)},
-        }
-    )
+    facts: dict[str, Any] = {
+        "policy": propose.policy_identity(recipe),
+        "rewards": {name: recipe.rewards.get(name) or {} for name in matrix.rewards},
+        "weights": weights_hash(matrix),
+        "train": recipe.train.used() | {"prompts": prompts.digest(rows)},
+    }
+    if recipe.train.reweigh_every:
+        facts |= {"estimate": recipe.estimate.used(), "weigh": recipe.weigh.model_dump()}
+        facts |= {"prompts": recipe.prompts.model_dump(), "proposals": propose.identity(recipe)}
+    return flatten(facts)
 
 
 def weights_hash(matrix: WeightMatrix) -> str:
@@ -198,6 +200,13 @@ def _accelerator(recipe: Recipe, out: Path) -> Any:
     kind = accelerator.distributed_type
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         raise RecastError(f"training does not run under {kind.value}: use torchrun alone, or FSDP (docs/scale.md)")
+    if kind == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise RecastError("training runs under FSDP's second version only: set fsdp_version: 2 in accelerate's config")
+    if kind == DistributedType.FSDP and settings.precision != "float32":
+        raise RecastError(
+            f"under FSDP, train.precision = {settings.precision} would round the time steps: set it to float32; "
+            "policy.dtype = bfloat16 saves the memory"
+        )
     if kind == DistributedType.FSDP and settings.reweigh_every:
         raise RecastError("train.reweigh_every does not run under FSDP: set it to 0, or use torchrun alone")
     return accelerator
@@ -207,7 +216,7 @@ def _start_trackers(recipe: Recipe, accelerator: Any, settings: Mapping[str, Any
     if not recipe.train.trackers:
         return
     plain = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in settings.items()}
-    purge = {"tensorboard": {"purge_step": step}} if "tensorboard" in recipe.train.trackers else {}
+    purge = {"tensorboard": {"purge_step": step + 1}} if "tensorboard" in recipe.train.trackers else {}
     try:
         accelerator.init_trackers("recast", plain, init_kwargs=purge)
     except (ImportError, ValueError) as error:

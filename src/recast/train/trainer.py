@@ -28,6 +28,10 @@ from recast.train.checkpoint import Position
 from recast.train.decay import old_decay
 from recast.train.rollout import Rollout, Tick, rollout, start_noise
 
+LOSSES = ("total", "positive", "negative", "penalty")
+PATIENCE = 10
+"""Optimizer steps in a row that may overflow in float16."""
+
 
 class Trainer:
     """Policy, adapters, optimizer and where they are in training; `epoch` takes them one further.
@@ -71,10 +75,13 @@ class Trainer:
         self.ema = EMAModel(adapters.parameters, decay=settings.ema)
         self.position = Position()
         self._trained: list[Tensor] = []
+        self._skipped = 0
+        self._random: dict[str, Tensor] | None = None
 
     def epoch(self, tick: Tick = lambda *_: None) -> dict[str, Any]:
         """One epoch, or the rest of one that was stopped inside; returns its metrics, the same in every process."""
         number = self.position.epoch
+        self._random = checkpoint.random_tensors()  # an epoch that is stopped inside is sampled and scored again
         data, rewards = self._rollout(number, tick)
         members = torch.arange(self.plan.total) // self.plan.images
         parts = advantage.parts(rewards, members, self.weights, self.settings.normalise, self.settings.spread)
@@ -90,6 +97,7 @@ class Trainer:
         decay = old_decay(self.position.step, self.settings.decay)
         self.adapters.update_old(decay)
         self.position = replace(self.position, epoch=number + 1, update=0)
+        self._random = None
         losses = torch.stack(self._trained).mean(0).tolist()
         names = ("loss", "loss/positive", "loss/negative", "loss/penalty", "gradient_norm")
         seconds = {**data.seconds, "training": time.perf_counter() - begun}
@@ -123,15 +131,14 @@ class Trainer:
                 data = rollout(self.policy, self.judges, rows, seeds, self.sigmas, settings.sample_batch, tick)
         except RecastError as error:
             failure = error
-        if self._anywhere(failure is not None):
+        if self.anywhere(failure is not None):
             raise StoppedError(str(failure or "another process could not sample or score its images"))
         pair = [torch.from_numpy(values).to(self.accelerator.device) for values in (images, data.rewards.copy())]
         numbers, values = (self.accelerator.gather(tensor).cpu() for tensor in pair)
         rewards = torch.empty_like(values)
         rewards[numbers] = values
-        for k, name in enumerate(self.judges):
-            if rewards[:, k].isnan().all():
-                raise StoppedError(f"the reward {name!r} applies to no image of epoch {epoch + 1}")
+        if rewards.isnan().all():
+            raise StoppedError(f"no reward applies to any image of epoch {epoch + 1}: there is nothing to train on")
         return data, rewards
 
     def _update(self, data: Rollout, quality: Tensor, update: int) -> None:
@@ -143,25 +150,22 @@ class Trainer:
         levels = torch.tensor(self.sigmas)[chosen + 1]
         goodness = advantage.by_sigma(quality[images], self.weights, levels)
         pairs = [each.flatten() for each in (rows[:, None].expand_as(chosen), chosen, levels, goodness)]
-        sums = torch.zeros(4, dtype=torch.float64)
-        culprit = ""
+        seen: list[Tensor] = []
         for row, step, sigma, r in zip(*(each.split(plan.micro) for each in pairs), strict=True):
             with self.accelerator.accumulate(self.policy.model):
                 noise = start_noise(self.policy.latent_shape, self._seeds[images[row - rows[0]], step + 2])
                 terms = self._terms(data, row, noise, sigma, r)
                 self.accelerator.backward(terms.total.mean())
-                sums += _sums(terms)
-                culprit = culprit or _culprit(terms, sigma)
+                seen.append(torch.stack([getattr(terms, name).detach() for name in LOSSES]))
                 if self.accelerator.sync_gradients:
-                    norm = self._clip(culprit, update)
+                    norm = self._clip(torch.cat(seen, 1), pairs[2], update)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
+        self._count_skipped()
         self.schedule.step()
         self.ema.step(self.adapters.parameters)
-        totals = self.accelerator.reduce(sums.to(self.accelerator.device, torch.float32), "mean").cpu().double()
-        self._trained.append(
-            torch.cat([totals / (plan.share * plan.pairs), whole(norm.detach()).cpu().double().reshape(1)])
-        )
+        means = self.accelerator.reduce(torch.cat(seen, 1).mean(1), "mean").cpu().double()
+        self._trained.append(torch.cat([means, whole(norm.detach()).cpu().double().reshape(1)]))
 
     def _terms(self, data: Rollout, row: Tensor, noise: Tensor, sigma: Tensor, r: Tensor) -> nft.Terms:
         """The loss of some pairs; the base is asked only where its penalty counts."""
@@ -193,21 +197,29 @@ class Trainer:
             penalty=settings.penalty,
         )
 
-    def _clip(self, culprit: str, update: int) -> Tensor:
-        """The gradient's norm before clipping; one that is not finite stops the run before the step is made."""
+    def _clip(self, losses: Tensor, sigmas: Tensor, update: int) -> Tensor:
+        """The gradient's norm before clipping; a loss or gradient that is not finite stops the run before the step."""
+        where = f"is not finite in epoch {self.position.epoch + 1}, optimizer step {update + 1}"
+        finite = torch.isfinite(losses).cpu()
+        if self.anywhere(not bool(finite.all())):
+            raise StoppedError(f"{_culprit(finite, sigmas)} {where}")
         if self.accelerator.scaler is None:  # float16 skips a step that overflows, and lowers its scale
-            trained = [each for each in self.adapters.parameters if each.grad is not None]
-            finite = torch.stack([torch.isfinite(part(each.grad)).all() for each in trained])  # type: ignore[arg-type]
-            if not culprit and not finite.all():
-                bad = trained[int((~finite).nonzero()[0])]
-                names = (name for name, each in self.adapters.transformer.named_parameters() if each is bad)
-                culprit = f"the gradient of {next(names)}"
-        if self._anywhere(bool(culprit)):
-            where = f"epoch {self.position.epoch + 1}, optimizer step {update + 1}"
-            raise StoppedError(f"{culprit or 'the loss of another process'} is not finite in {where}")
+            named = self.adapters.transformer.named_parameters()
+            trained = {name: part(each.grad) for name, each in named if each.grad is not None}
+            good = torch.stack([torch.isfinite(each).all() for each in trained.values()])
+            if self.anywhere(not bool(good.all())):
+                bad = [name for name, fine in zip(trained, good.tolist(), strict=True) if not fine]
+                raise StoppedError(f"the gradient of {bad[0] if bad else 'a part of another process'} {where}")
         return self.accelerator.clip_grad_norm_(self.adapters.parameters, self.settings.clip_norm)
 
-    def _anywhere(self, wrong: bool) -> bool:
+    def _count_skipped(self) -> None:
+        """Stop where float16 overflows again and again: its scale is as low as it gets, and nothing is learnt."""
+        skipped = self.accelerator.scaler is not None and self.optimizer.step_was_skipped
+        self._skipped = self._skipped + 1 if skipped else 0
+        if self._skipped >= PATIENCE:
+            raise StoppedError(f"the gradient overflowed float16 in {PATIENCE} optimizer steps in a row")
+
+    def anywhere(self, wrong: bool) -> bool:
         """Whether it is so in any process: they stop together, with a checkpoint."""
         flag = torch.tensor([float(wrong)], device=self.accelerator.device)
         return bool(self.accelerator.gather(flag).max() > 0)
@@ -228,7 +240,7 @@ class Trainer:
             self.weights.save(temporary / "weights.json")
         wait()
         random = temporary / f"random-{self.accelerator.process_index}.safetensors"
-        checkpoint.save_tensors(random, checkpoint.random_tensors())
+        checkpoint.save_tensors(random, self._random or checkpoint.random_tensors())
         wait()
         if first:
             scaler = self.accelerator.scaler
@@ -300,15 +312,9 @@ def _choose(steps: int, count: int, seed: int) -> Tensor:
     return torch.randperm(steps, generator=torch.Generator().manual_seed(int(seed)))[:count]
 
 
-def _sums(terms: nft.Terms) -> Tensor:
-    each = (terms.total, terms.positive, terms.negative, terms.penalty)
-    return torch.stack([values.detach().sum() for values in each]).cpu().double()
-
-
-def _culprit(terms: nft.Terms, sigma: Tensor) -> str:
-    """The first term of the loss that is not finite, and where."""
-    for name in ("positive", "negative", "penalty"):
-        finite = torch.isfinite(getattr(terms, name)).cpu()
-        if not finite.all():
-            return f"the loss's {name} term at σ = {sigma.cpu()[~finite][0]:.4g}"
-    return ""
+def _culprit(finite: Tensor, sigmas: Tensor) -> str:
+    """The first term (rows, as `LOSSES`) of the first pair (columns) that is not finite, if it is of this process."""
+    for name, row in list(zip(LOSSES, finite, strict=True))[1:]:
+        if not row.all():
+            return f"the loss's {name} term at σ = {sigmas[~row][0]:.4g}"
+    return "the loss of another process"

@@ -84,9 +84,7 @@ def jobs(gains: str) -> list[tuple[str, str, str, list[str], str]]:
         for mode in ("step", "reward")
         for method in both
     ]
-    found += [
-        ("methods", method, "test", [f"train.seed={seed}"]) for seed in SEEDS for method in (*both, "reversed")
-    ]
+    found += [("methods", method, "test", [f"train.seed={seed}"]) for seed in SEEDS for method in (*both, "reversed")]
     found += [("overshoot", method, "test", [f"train.seed={seed}", *LONGER]) for seed in (0,) for method in both]
     return [(*job, gains) for job in found]
 

@@ -359,6 +359,7 @@ def main() -> None:
             print(f"error: {error.format_message().rstrip('.')}. See '{path} --help'.", file=sys.stderr)
         code = 2
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted: run the same command again", file=sys.stderr)
         code = 130
+    if code == 130:  # newer typers turn an interrupt into this code themselves
+        print("interrupted: run the same command again, and it goes on", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)

@@ -150,9 +150,9 @@ class TrainConfig(_Section):
     schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant"
     warmup: int = Field(0, ge=0, description="optimizer steps of the schedule's warmup")
     betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(1e-4, ge=0)
-    clip_norm: float = Field(1.0, gt=0, description="largest norm of a gradient")
+    epsilon: float = Field(1e-8, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(1e-4, ge=0, allow_inf_nan=False)
+    clip_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of a gradient")
     beta: float = Field(0.1, gt=0, allow_inf_nan=False, description="strength of DiffusionNFT's implicit policies")
     form: Literal["x0", "velocity"] = Field("x0", description="DiffusionNFT's loss, or Eq. (nft-loss) as it stands")
     penalty: float = Field(1e-4, ge=0, allow_inf_nan=False, description="weight of the distance to the base; 0: none")
@@ -164,7 +164,7 @@ class TrainConfig(_Section):
     precision: Literal["float32", "bfloat16", "float16"] = Field("float32", description="autocast; float16 needs a GPU")
     checkpointing: bool = Field(False, description="recompute activations: less memory, a third more time")
     reweigh_every: int = Field(0, ge=0, description="epochs after which curves and W are made anew; 0: never")
-    save_every: int = Field(10, ge=1, description="epochs between checkpoints")
+    save_every: int = Field(1, ge=1, description="epochs between checkpoints")
     keep: int = Field(3, ge=1, description="checkpoints that are kept")
     preview_every: int = Field(10, ge=0, description="epochs between sample sheets; 0: none")
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = ["tensorboard"]
@@ -180,6 +180,12 @@ class TrainConfig(_Section):
     def used(self) -> dict[str, Any]:
         """The settings that decide the trained adapters; a checkpoint of others is refused."""
         idle = {"save_every", "keep", "preview_every", "trackers"}
+        idle |= {
+            "micro_batch",
+            "sample_batch",
+            "checkpointing",
+        }  # rounding only: after an error of memory they must change
+        idle.add("steps")  # W has them
         if self.schedule in ("constant", "constant_with_warmup"):
             idle.add("epochs")  # training may go on for longer
         return {key: value for key, value in self.model_dump(mode="json").items() if key not in idle}

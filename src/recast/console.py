@@ -84,7 +84,9 @@ def training(epochs: int) -> Iterator[tuple[Callable[[str, int, int], None], Cal
     view = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=view, transient=True, disable=processes.RANK > 0 or not view.is_terminal) as bars:
-        whole = bars.add_task("epochs", total=epochs)
+        whole = bars.add_task("epochs", total=epochs, visible=epochs > 0)
+        begun = time.monotonic()
+        first: list[int] = []
         phase = bars.add_task("sampling", total=None)
 
         def tick(name: str, done: int, total: int) -> None:
@@ -92,9 +94,11 @@ def training(epochs: int) -> Iterator[tuple[Callable[[str, int, int], None], Cal
 
         def epoch(values: Any) -> None:
             bars.update(whole, completed=values["epoch"])
+            first[:] = first or [values["epoch"] - 1]
+            each = (time.monotonic() - begun) / (values["epoch"] - first[0])
             rewards = "  ".join(f"{key[7:]} {value:.3f}" for key, value in values.items() if key.startswith("reward/"))
-            seconds = sum(value for key, value in values.items() if key.startswith("seconds/") and "scoring" not in key)
-            line = f"epoch {values['epoch']}/{epochs}  {rewards}  loss {values['loss']:.4g}  {duration(seconds)}"
+            left = duration(each * (epochs - values["epoch"]))
+            line = f"epoch {values['epoch']}/{epochs}  {rewards}  loss {values['loss']:.4g}  {left} left"
             view.print(line, soft_wrap=True)
 
         yield tick, epoch

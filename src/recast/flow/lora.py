@@ -149,7 +149,8 @@ class Adapters:
         for key, value in (("r", mine.r), ("lora_alpha", mine.lora_alpha)):
             found = (metadata or {}).get(f"transformer.{key}")
             if found != value:
-                raise RecastError(f"{path}: its {key} is {found}, but this policy's is {value}")
+                name = "rank" if key == "r" else "alpha"
+                raise RecastError(f"{path}: its {name} is {found}, but this policy's is {value}")
         state = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
         expected = get_peft_model_state_dict(self.transformer, adapter_name=who)
         shapes, wanted = ({k: v.shape for k, v in each.items()} for each in (state, expected))

@@ -132,21 +132,24 @@ def remaining_table(rows: Sequence[Remaining], first: str, second: str) -> Table
 
 def doctor_table(found: Any) -> Table:
     """One row per reward of a diagnosis: scale, spread, and its share of the advantage beside its budget."""
-    table = Table(title="rewards before training; share: of the advantage's variance", title_justify="left")
-    for header in ("reward", "applies", "mean", "range", "group std", "no spread", "budget", "share"):
+    title = "rewards before training (std: within groups; flat: groups without any; share: of the variance)"
+    table = Table(title=title, title_justify="left")
+    for header in ("reward", "applies", "mean", "range", "std", "flat", "budget", "share"):
         table.add_column(header, justify="left" if header == "reward" else "right", no_wrap=header == "reward")
     for k, name in enumerate(found.names):
         table.add_row(
             name,
             f"{found.applies[k]:.0%}",
-            f"{found.mean[k]:.3g}",
-            f"{found.low[k]:.2g}…{found.high[k]:.2g}",
-            f"{found.group_std[k]:.3g}",
-            f"{found.zero_std[k]:.0%}",
+            *("-" if found.applies[k] == 0 else text for text in _spread(found, k)),
             f"{found.budget[k]:.0%}",
             f"{found.share[k]:.0%}",
         )
     return table
+
+
+def _spread(found: Any, k: int) -> tuple[str, ...]:
+    scale = f"{found.low[k]:.2g} to {found.high[k]:.2g}"
+    return f"{found.mean[k]:.3g}", scale, f"{found.group_std[k]:.2g}", f"{found.zero_std[k]:.0%}"
 
 
 def correlation_table(names: Sequence[str], correlations: Any) -> Table:

@@ -28,6 +28,8 @@ NAMES = {
 
 
 _ROUNDING = 1e-3
+HUGE = 1e30
+"""No reward is larger; squares of such numbers would overflow in silence."""
 
 
 class Reward(Protocol):
@@ -67,8 +69,17 @@ def load(name: str, **options: Any) -> Reward:
     except (TypeError, ValueError) as error:
         raise RecastError(f"the reward {name!r} does not take these options: {error}") from None
     if made:
-        return cast(Reward, found(**options))
+        try:
+            return cast(Reward, found(**options))
+        except RecastError:
+            raise
+        except Exception as error:
+            raise RecastError(f"the reward {name!r} cannot be made: {_one_line(error)}") from error
     return cast(Reward, functools.partial(found, **options) if options else found)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def check_images(images: Tensor, prompts: Sequence[str]) -> None:
@@ -107,16 +118,17 @@ def score(
         try:
             values = np.asarray(reward(images, prompts, metadata), dtype=np.float64)
         except Exception as error:
-            reason = str(error) if isinstance(error, RecastError) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, RecastError) else _one_line(error)
             first = prompts[0] if prompts else ""
             raise RecastError(
                 f"the reward {name!r} failed on {len(prompts)} images, the first for the prompt {first!r}: {reason}"
             ) from error
         if values.shape != (len(images),):
             raise RecastError(f"the reward {name!r} returned the shape {values.shape} for {len(images)} images")
-        if np.isinf(values).any():
-            raise RecastError(
-                f"the reward {name!r} is infinite for the prompt {prompts[int(np.isinf(values).argmax())]!r}"
-            )
+        huge = np.abs(values) > HUGE
+        if huge.any():
+            worst = int(huge.argmax())
+            size = "infinite" if np.isinf(values[worst]) else f"{values[worst]:.3g}"
+            raise RecastError(f"the reward {name!r} is {size} for the prompt {prompts[worst]!r}")
         table.append(values)
     return np.stack(table) if table else np.empty((0, len(images)))

@@ -42,23 +42,25 @@ def parts(
         raise RecastError(f"unknown normalisation {mode!r}: choose step, shared or reward")
     if spread not in ("batch", "group"):
         raise RecastError(f"the spread is that of the batch or of the group, not {spread!r}")
-    values = rewards.double()
     groups = groups.unique(return_inverse=True)[1]
+    raw = rewards.double()
+    # Before they are mixed: else "this reward applies" would count as an advantage where it does for some images only.
+    values = _centred(raw, groups)
     if mode == "reward":
-        values = _centred(values, groups)  # first: how prompts differ says nothing of an advantage
         values = values / (_std(values, groups, spread) + EPSILON)
-    lone = torch.eye(values.shape[1], dtype=torch.bool, device=values.device)
     missing = values.isnan()
-    zero = torch.zeros((), dtype=values.dtype, device=values.device)
+    zero = values.new_zeros(())
     # A reward alone, the others at 0 but not missing: its term of the mix, with the weights the mix gives it.
-    alone = [weights.mix(torch.where(missing | mine, values, zero)) for mine in lone]
-    found = torch.stack(alone, 1)
-    mixed = found.sum(1)
-    if mode == "step":
-        scale = _std(mixed, groups, spread)
-    else:  # one for all steps: the root of their mean variance
-        scale = (_std(mixed, groups, spread) ** 2).mean(1, keepdim=True).sqrt()
-    return (_centred(found, groups) / (scale + EPSILON).unsqueeze(1)).nan_to_num(0.0)
+    lone = torch.eye(values.shape[1], dtype=torch.bool, device=values.device)
+    found = torch.stack([weights.mix(torch.where(missing | mine, values, zero)) for mine in lone], 1)
+    if mode == "reward":
+        mixed = found.sum(1)
+    else:  # as DiffusionNFT has it, prompts' differences included; what is missing adds no spread
+        mixed = weights.mix(torch.where(raw.isnan(), raw.nanmean(0).nan_to_num(0.0), raw))
+    scale = _std(mixed, groups, spread)
+    if mode != "step":  # one for all steps: the root of their mean variance
+        scale = (scale**2).mean(1, keepdim=True).sqrt()
+    return (found / (scale + EPSILON).unsqueeze(1)).nan_to_num(0.0)
 
 
 def by_sigma(table: Tensor, weights: WeightMatrix, sigmas: Tensor) -> Tensor:

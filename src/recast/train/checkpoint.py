@@ -21,6 +21,8 @@ from recast.errors import RecastError
 from recast.flow.sharded import like, whole
 
 FORMAT = "recast.checkpoint"
+HASHED = {"weights": "W", "train.prompts": "prompt file (train.prompts)", "policy.lora": "adapter (policy.lora)"}
+"""Settings of which a checkpoint knows the hash only, as people call them."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,21 @@ def read_state(path: Path, settings: Mapping[str, Any]) -> tuple[Position, dict[
     content = artifact.read(path / "state.json", FORMAT)
     known = artifact.mapping(content, "settings", path)
     wanted = json.loads(json.dumps(settings))
-    for key in sorted({*known, *wanted}):
-        if known.get(key) != wanted.get(key):
-            raise RecastError(
-                f"{path} was trained with {key} = {known.get(key)!r}, not {wanted.get(key)!r}: "
-                "choose another --out, or give the setting its old value"
-            )
-    return Position(*(int(artifact.field(content, key, path)) for key in ("epoch", "update", "step"))), content
+    # Those that both have first: a setting may bring others with it.
+    for key in sorted({*known, *wanted}, key=lambda key: (not (key in known and key in wanted), key)):
+        if known.get(key) == wanted.get(key):
+            continue
+        difference = f"{key} = {known.get(key)!r}, not {wanted.get(key)!r}"
+        if key in HASHED:
+            difference = f"another {HASHED[key]}"
+        raise RecastError(
+            f"{path} was trained with {difference}: choose another --out, or give the setting its old value"
+        )
+    try:
+        position = Position(*(int(artifact.field(content, key, path)) for key in ("epoch", "update", "step")))
+    except (TypeError, ValueError) as error:
+        raise RecastError(f"{path / 'state.json'} is damaged: {error}") from error
+    return position, content
 
 
 def write_state(path: Path, position: Position, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> None:

@@ -41,9 +41,9 @@ def train(
             observer = stage.Observer(lambda plan: console.print(plan, soft_wrap=True), tick, epoch)
             if processes.RANK > 0:
                 observer = stage.Observer()
-            lora = stage.train(settings, out, weights, observer)
+            done = stage.train(settings, out, weights, observer)
     if processes.RANK == 0:
-        console.print(f"trained {settings.train.epochs} epochs; wrote {lora}", soft_wrap=True)
+        console.print(f"trained {done} epochs; wrote {out / 'lora'}", soft_wrap=True)
 
 
 def doctor(
@@ -63,7 +63,7 @@ def doctor(
     with needs("the doctor", "train"):
         from recast.train import doctor as stage
 
-        with training(1) as (tick, _):
+        with training(0) as (tick, _):
             found = stage.examine(settings, groups, images, tick)
     console.print(tables.doctor_table(found))
     console.print(tables.correlation_table(found.names, found.correlations))

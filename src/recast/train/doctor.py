@@ -20,8 +20,11 @@ from recast.train import advantage, groups
 from recast.train.rollout import Tick, rollout
 
 Array = NDArray[np.float64]
-DEAD, FLAT, CONFLICT, TWIN = 1e-9, 0.5, -0.3, 0.9
-"""Limits of the advice: no spread, share of groups without any, correlations that matter."""
+DEAD, FLAT, CONFLICT, TWIN, ENOUGH = 1e-9, 0.5, -0.3, 0.9, 32
+"""Limits of the advice: no spread, share of groups without any, correlations that matter, and images they need."""
+SMALL = "its units are small. train.normalise=reward makes the budget mean what it says."
+LARGE = "it would run the show. train.normalise=reward makes the budget mean what it says."
+AGAINST = "it goes along with the others, or against them; look at the correlations."
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def diagnose(
     spreads = spread[first].numpy()
     facts["zero_std"] = _over(np.mean, (spreads <= DEAD).astype(np.float64), ~np.isnan(spreads))
     correlations = _correlations(centred)
-    advice = _advice(names, facts, lam, overall.numpy(), correlations)
+    advice = _advice(names, facts, lam, overall.numpy(), correlations, mode, len(values))
     return Diagnosis(
         tuple(names), **facts, budget=lam, share=overall.numpy(), correlations=correlations, advice=tuple(advice)
     )
@@ -118,7 +121,13 @@ def _correlations(centred: Array) -> Array:
 
 
 def _advice(
-    names: Sequence[str], facts: Mapping[str, Array], budget: Array, share: Array, correlations: Array
+    names: Sequence[str],
+    facts: Mapping[str, Array],
+    budget: Array,
+    share: Array,
+    correlations: Array,
+    mode: advantage.Mode,
+    count: int,
 ) -> list[str]:
     said: list[str] = []
     for k, name in enumerate(names):
@@ -135,18 +144,15 @@ def _advice(
                 f"{name} does not vary in {facts['zero_std'][k]:.0%} of the groups: "
                 "more images a prompt, or harder prompts, would give it something to say."
             )
-        if budget[k] > 0 and share[k] < budget[k] / 2:
+        if facts["group_std"][k] > DEAD and not budget[k] / 2 <= share[k] <= 2 * budget[k]:
             said.append(
                 f"{name} has {budget[k]:.0%} of the budget but {share[k]:.0%} of the advantage's variance: "
-                "its units are small. train.normalise=reward makes the budget mean what it says."
-            )
-        elif share[k] > 2 * budget[k] and budget[k] > 0:
-            said.append(
-                f"{name} has {budget[k]:.0%} of the budget but {share[k]:.0%} of the advantage's variance: "
-                "it would run the show. train.normalise=reward makes the budget mean what it says."
+                + (AGAINST if mode == "reward" else SMALL if share[k] < budget[k] else LARGE)
             )
     for i, first in enumerate(names):
         for j, second in enumerate(names[:i]):
+            if count < ENOUGH:
+                continue
             if correlations[i, j] < CONFLICT:
                 said.append(
                     f"{second} and {first} pull apart (correlation {correlations[i, j]:.2f}): expect a trade-off."

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,36 +46,66 @@ class Observer:
     epoch: Watch = lambda _: None
 
 
-def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Observer | None = None) -> Path:
+def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Observer | None = None) -> int:
     """Train until the recipe's last epoch, from the latest checkpoint in `out` where there is one.
 
-    Every process of a launcher calls it. Returns RUN/lora, the averaged adapter. W comes from `weights`, or from
-    RUN/weights.json. A run that must stop (a loss, a gradient or a reward that is no number) leaves a checkpoint of the
-    state before.
+    Every process of a launcher calls it. Leaves the averaged adapter in RUN/lora, and returns the number of epochs
+    done. W comes from `weights`, or from RUN/weights.json, which must then be what the recipe asks for. A run that
+    must stop (a loss, a gradient or a reward that is not finite) leaves a checkpoint of the state before.
     """
     observer = observer or Observer()
+    _check(recipe, out)
     accelerator = _accelerator(recipe, out)
     matrix = _weights(recipe, out, weights, accelerator)
     rows = prompts.load(recipe.train.prompts)
     settings = identity(recipe, matrix, rows)
     folder = out / "checkpoints"
     found = checkpoint.all_of(folder)
-    if found:
-        checkpoint.read_state(found[-1], settings)  # before any model is loaded: another config is known at once
+    if found:  # before any model is loaded: another config is known at once
+        done = checkpoint.read_state(found[-1], settings)[0].epoch
+        if done > recipe.train.epochs:
+            raise RecastError(f"{out} has {done} epochs already, more than train.epochs = {recipe.train.epochs}")
     set_seed((recipe.train.seed + accelerator.process_index) % 2**32)  # nothing here draws from it, but a reward may
     trainer = build(recipe, matrix, rows, accelerator)
     if found:
-        trainer.load(found[-1], settings)
+        _load(trainer, found[-1], settings)
     observer.plan(trainer.plan.describe() + (f"; going on after {found[-1].name}" if found else ""))
     _start_trackers(recipe, accelerator, settings, trainer.position.step)
     try:
         _loop(recipe, out, trainer, settings, observer)
     except StoppedError as stop:
         saved = trainer.save(folder, settings, recipe.train.keep)
-        raise RecastError(f"{stop}; the state before it is in {saved}") from stop
+        remedy = f"other settings can start from there with policy.lora={saved / 'default'} and a new --out"
+        raise RecastError(f"{stop}; the state before it is in {saved}: {remedy}") from stop
     finally:
         accelerator.end_training()
-    return out / "lora"
+    return trainer.position.epoch
+
+
+def _check(recipe: Recipe, out: Path) -> None:
+    """What can be known before anything is loaded."""
+    if recipe.world.kind != "images":
+        raise RecastError(f"training needs a policy that makes images, and world.kind = {recipe.world.kind} has none")
+    if not recipe.rewards:
+        raise RecastError("the recipe names no reward: put at least one under rewards")
+    for tracker in recipe.train.trackers:
+        if importlib.util.find_spec(tracker) is None:
+            raise RecastError(f"train.trackers names {tracker}, which is not installed: pip install {tracker}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecastError(f"{out}: cannot be the run's folder: {error.strerror or error}") from error
+
+
+def _load(trainer: Trainer, path: Path, settings: Mapping[str, Any]) -> None:
+    try:
+        trainer.load(path, settings)
+    except (RecastError, KeyError, ValueError, RuntimeError) as error:
+        reason = (
+            str(error) if isinstance(error, RecastError) else f"{path} is damaged ({type(error).__name__}: {error})"
+        )
+        hint = "" if "remove" in reason else f": remove {path} to go on from the one before"
+        raise RecastError(reason + hint) from error
 
 
 def _weights(recipe: Recipe, out: Path, weights: Path | None, accelerator: Any) -> WeightMatrix:
@@ -88,7 +120,28 @@ def _weights(recipe: Recipe, out: Path, weights: Path | None, accelerator: Any) 
             table = np.repeat(share[:, None], len(sigmas) - 1, axis=1) / (len(sigmas) - 1)
             WeightMatrix(list(budget), sigmas, table, share, "static").save(path)
         accelerator.wait_for_everyone()
-    return WeightMatrix.load(path)
+    if not path.exists():
+        raise RecastError(f"{path}: there is no W to train with: run recast weigh first, or name a file by --weights")
+    matrix = WeightMatrix.load(path)
+    if weights is None:
+        _compare(recipe, matrix, path)
+    elif idle := [name for name in recipe.rewards if name not in matrix.rewards]:
+        warnings.warn(f"{path} gives no weight to {', '.join(idle)}: not trained with", stacklevel=2)
+    return matrix
+
+
+def _compare(recipe: Recipe, matrix: WeightMatrix, path: Path) -> None:
+    """A W of another method or budget than the recipe's would be trained in silence."""
+    budget = recipe.weigh.budget or dict.fromkeys(recipe.rewards, 1.0)
+    share = sinkhorn.simplex(list(budget.values()), len(budget), "budget")
+    asked = {name: round(float(value), 6) for name, value in zip(budget, share, strict=True)}
+    has = {name: round(float(value), 6) for name, value in zip(matrix.rewards, matrix.budget, strict=True)}
+    for what, wanted, found in (("weigh.method", recipe.weigh.method, matrix.method), ("the budget", asked, has)):
+        if wanted != found:
+            raise RecastError(
+                f"{path} was made with {what} = {found}, but the recipe says {wanted}: run recast weigh again, "
+                "or name the file by --weights"
+            )
 
 
 def build(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row], accelerator: Any) -> Trainer:
@@ -104,7 +157,7 @@ def build(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row], acceler
     if not schedule.same(grid, matrix.sigmas):
         raise RecastError(
             f"W has {matrix.steps} steps from σ = {matrix.sigmas[1]:.4g}, but the policy's grid has {len(grid) - 1} "
-            f"from {grid[1]:.4g}: estimate curves at train.steps, or leave train.steps out"
+            f"from {grid[1]:.4g}: estimate the curves on this policy with estimate.steps={len(grid) - 1}"
         )
     adapters = Adapters(policy.pipe.transformer, settings.rank, settings.alpha, settings.seed)
     if recipe.policy.lora is not None:

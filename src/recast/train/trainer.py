@@ -91,9 +91,8 @@ class Trainer:
         begun = time.perf_counter()
         self._trained = []
         for update in range(self.position.update, self.plan.updates):
-            self._update(data, quality, update)
+            self._update(data, quality, update, tick)
             self.position = replace(self.position, update=update + 1, step=self.position.step + 1)
-            tick("training", update + 1, self.plan.updates)
         decay = old_decay(self.position.step, self.settings.decay)
         self.adapters.update_old(decay)
         self.position = replace(self.position, epoch=number + 1, update=0)
@@ -141,7 +140,7 @@ class Trainer:
             raise StoppedError(f"no reward applies to any image of epoch {epoch + 1}: there is nothing to train on")
         return data, rewards
 
-    def _update(self, data: Rollout, quality: Tensor, update: int) -> None:
+    def _update(self, data: Rollout, quality: Tensor, update: int, tick: Tick = lambda *_: None) -> None:
         """One optimizer step: all pairs of its images, in calls of equal size."""
         plan, steps = self.plan, len(self.sigmas) - 1
         images = torch.from_numpy(self._mine[update])
@@ -161,6 +160,7 @@ class Trainer:
                     norm = self._clip(torch.cat(seen, 1), pairs[2], update)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
+            tick("training", update * plan.accumulation + len(seen), plan.updates * plan.accumulation)
         self._count_skipped()
         self.schedule.step()
         self.ema.step(self.adapters.parameters)

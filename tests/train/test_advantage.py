@@ -124,6 +124,20 @@ def test_a_reward_that_does_not_apply_drops_out(mode: advantage.Mode) -> None:
     assert order.tolist() == values[members == 0][:, 0].argsort().tolist()
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_that_a_reward_applies_is_no_advantage(mode: advantage.Mode) -> None:
+    nan = float("nan")
+    values = torch.tensor([[0.5, 0.9], [0.5, 0.9], [0.5, nan], [0.5, nan]])
+    found = advantage.advantages(values, torch.zeros(4, dtype=torch.long), STATIC, mode)
+    assert found.abs().max() < 1e-6
+    whole, members = sample()
+    part = whole.clone()
+    part[members == 4, 1] += 50.0  # another scale altogether, where it applies
+    part[members == 4, 1] = nan
+    before, after = (advantage.advantages(each, members, STATIC, mode)[members < 4] for each in (whole, part))
+    assert after.std().item() == pytest.approx(before.std().item(), rel=0.3)
+
+
 def test_each_slot_looks_its_column_up_by_sigma() -> None:
     table = torch.arange(6.0).reshape(2, 3)
     levels = torch.tensor([[1.0, 0.3, 0.6], [0.6, 1.0, 0.3]])

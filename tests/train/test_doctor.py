@@ -60,6 +60,20 @@ def test_conflicts_and_twins() -> None:
         advice({"a": first}, z=1)
 
 
+def test_a_share_is_that_of_the_recipe_s_normalisation() -> None:
+    values = torch.stack([noise(0), noise(1, 0.01)], 1)
+    by_step = diagnose(values, MEMBERS, ["a", "b"], {}, "step")
+    by_reward = diagnose(values, MEMBERS, ["a", "b"], {}, "reward")
+    assert by_step.share[1] < 0.05
+    assert by_reward.share[1] == pytest.approx(0.5, abs=0.1)
+    assert not any("normalise" in sentence for sentence in by_reward.advice)
+
+
+def test_few_images_say_nothing_of_correlations() -> None:
+    few = torch.stack([noise(0)[:8], 2 * noise(0)[:8]], 1)
+    assert "nearly the same" not in " ".join(diagnose(few, MEMBERS[:8], ["a", "b"], {}).advice)
+
+
 def test_nothing_wrong_is_said_plainly() -> None:
     a = torch.tensor([1.0, -1, 1, -1] * 10, dtype=torch.float64)
     b = torch.tensor([1.0, 1, -1, -1] * 10, dtype=torch.float64)

@@ -34,7 +34,7 @@ def command(out: Path, *more: str, launcher: tuple[str, ...] = ()) -> list[str]:
             "train.learning_rate=3e-4",
             "train.trackers=[]",
         ),
-        f"rewards.rewards:Deadly={{calls: {out / 'calls'}}}",
+        f"rewards={{detail: null, 'rewards:Deadly': {{calls: {out / 'calls'}}}}}",
     ]
     weights = ["--weights", str(out.parent / "weights.json")]
     return [sys.executable, "-m", *launcher, "recast", "train", *recipe, *more, "--out", str(out), *weights]

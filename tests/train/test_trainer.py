@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ SMALL = [
     *("train.epochs=3", "train.groups=2", "train.images=4", "train.batch=4", "train.fraction=0.5", "train.rank=4"),
     *("train.sample_batch=8", "train.micro_batch=4", "train.preview_every=0", "train.save_every=1", "train.alpha=8"),
     *("train.learning_rate=3e-4", "train.normalise=step", "train.penalty=1e-4", "train.ema=0.9", "train.trackers=[]"),
+    "weigh.budget={composition: 1, detail: 1}",
 ]
 STEPS = 4
 
@@ -264,7 +266,9 @@ def test_a_reward_that_fails_leaves_a_checkpoint(tmp_path: Path, monkeypatch: py
     assert [path.name for path in all_of(out / "checkpoints")] == ["epoch-00001"]
     monkeypatch.setattr(stage, "build", build)
     stage.train(settings, out)
-    stage.train(settings, tmp_path / "other", out / "weights.json")
+    (tmp_path / "other").mkdir()
+    shutil.copy(out / "weights.json", tmp_path / "other/weights.json")
+    stage.train(settings, tmp_path / "other")
     files = [folder / "lora/pytorch_lora_weights.safetensors" for folder in (out, tmp_path / "other")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
@@ -389,8 +393,9 @@ def test_another_w_is_another_run(tmp_path: Path) -> None:
     first.save(tmp_path / "weights.json")
     stage.train(settings, tmp_path)
     other = WeightMatrix(first.rewards, first.sigmas, first.matrix[:, ::-1], first.budget)
-    with pytest.raises(RecastError, match=r"was trained with weights = "):
-        stage.train(settings, tmp_path, other.save(tmp_path / "other.json"))
+    other.save(tmp_path / "weights.json")
+    with pytest.raises(RecastError, match=r"was trained with another W: choose another --out"):
+        stage.train(settings, tmp_path)
 
 
 def test_a_stage_starts_from_another_s_adapter(tmp_path: Path) -> None:
@@ -422,5 +427,39 @@ def test_static_weights_need_no_curves(tmp_path: Path) -> None:
     made = WeightMatrix.load(tmp_path / "weights.json")
     assert made.rewards == ("detail", "background")
     np.testing.assert_allclose(made.matrix, np.repeat([[0.75], [0.25]], STEPS, axis=1) / STEPS)
-    with pytest.raises(RecastError, match=r"weights.json: cannot be read"):
+    with pytest.raises(RecastError, match=r"weights.json: there is no W to train with: run recast weigh first"):
         stage.train(recipe(), tmp_path / "none")
+
+
+def test_what_is_wrong_is_said_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = recipe("train.epochs=1")
+    uneven(stage.sd3.load(settings.policy).sigmas(STEPS)).save(tmp_path / "weights.json")
+    (tmp_path / "file").write_text("")
+
+    def said(*more: str, out: Path = tmp_path, **options: Any) -> str:
+        with pytest.raises(RecastError) as caught:
+            stage.train(recipe("train.epochs=1", *more), out, **options)
+        return str(caught.value)
+
+    assert "weights.json was made with weigh.method = sinkhorn, but the recipe says row" in said("weigh.method=row")
+    assert "the recipe says {'composition': 0.75, 'detail': 0.25}: run recast weigh" in said(
+        "weigh.budget.composition=3"
+    )
+    assert "'foo': 0.333333" in said("weigh.budget.foo=1")
+    assert "file: cannot be the run's folder" in said(out=tmp_path / "file")
+    monkeypatch.setattr(stage.importlib.util, "find_spec", lambda _: None)
+    assert "wandb, which is not installed: pip install wandb" in said("train.trackers=[wandb]")
+    stage.train(settings, tmp_path)
+    state = tmp_path / "checkpoints/epoch-00001/state.json"
+    kept = state.read_text()
+    state.write_text(kept.replace('"epoch": 1', '"epoch": "x"'))
+    assert "state.json is damaged" in said()
+    state.write_text(kept.replace('"schedule"', '"other"'))
+    assert re.search(r"is damaged \(KeyError: 'schedule'\): remove .*epoch-00001 to go on from the one before", said())
+    state.write_text(kept.replace('"epoch": 1', '"epoch": 2'))
+    assert "has 2 epochs already, more than train.epochs = 1" in said()
+    state.write_text(kept)
+    assert "trained with another prompt file (train.prompts)" in said("train.prompts=shapes:test")
+    assert "train.reweigh_every = 0, not 2" in said("train.reweigh_every=2")
+    with pytest.warns(UserWarning, match="gives no weight to alignment, background: not trained with"):
+        stage.train(settings, tmp_path, tmp_path / "weights.json")

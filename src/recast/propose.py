@@ -13,6 +13,7 @@ from recast import prompts
 from recast.config import Recipe
 from recast.errors import RecastError
 from recast.proposals import api, store
+from recast.rewards import base
 
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
@@ -24,6 +25,8 @@ def propose(recipe: Recipe, out: Path, progress: Progress) -> Path:
     rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
     texts = [row["prompt"] for row in rows]
     settings, samples = recipe.propose, recipe.estimate.samples
+    for name in recipe.rewards:  # before images are paid for: a name that no later stage knows
+        base.find(name)
     client = api.Client(settings) if settings.source in api.DEFAULTS else None  # a missing key leaves no folder behind
     kept = store.Store(out / "proposals", identity(recipe), settings.smallest)
     with kept.alone():

@@ -42,17 +42,22 @@ class Reward(Protocol):
         ...
 
 
+def find(name: str) -> tuple[str, str]:
+    """Module and object of a reward's name, without importing anything; an unknown name is an error."""
+    module_name, _, attribute = NAMES.get(name, name).partition(":")
+    if not module_name or not attribute or module_name.startswith("."):
+        raise RecastError(
+            f"unknown reward {name!r}: choose one of {', '.join(NAMES)}, or name your own as package.module:Object"
+        )
+    return module_name, attribute
+
+
 def load(name: str, **options: Any) -> Reward:
     """A reward by its short name or by `package.module:Object`.
 
     A class is called with the options; a function is the reward itself, with the options bound to it.
     """
-    target = NAMES.get(name, name)
-    module_name, _, attribute = target.partition(":")
-    if not module_name or not attribute or module_name.startswith("."):
-        raise RecastError(
-            f"unknown reward {name!r}: choose one of {', '.join(NAMES)}, or name your own as package.module:Object"
-        )
+    module_name, attribute = find(name)
     try:
         found: Any = getattr(importlib.import_module(module_name), attribute)
     except ImportError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -68,9 +69,11 @@ class Trainer:
         self.schedule = get_scheduler(
             settings.schedule, optimizer, num_warmup_steps=settings.warmup, num_training_steps=total
         )
-        policy.model, self.optimizer = accelerator.prepare(
-            policy.pipe.transformer, optimizer, device_placement=[False, True]
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # accelerate's word for it
+            policy.model, self.optimizer = accelerator.prepare(
+                policy.pipe.transformer, optimizer, device_placement=[False, True]
+            )
         adapters.collect()
         self.ema = EMAModel(adapters.parameters, decay=settings.ema)
         self.position = Position()

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -463,3 +464,19 @@ def test_what_is_wrong_is_said_before_anything_is_done(tmp_path: Path, monkeypat
     assert "train.reweigh_every = 0, not 2" in said("train.reweigh_every=2")
     with pytest.warns(UserWarning, match="gives no weight to alignment, background: not trained with"):
         stage.train(settings, tmp_path, tmp_path / "weights.json")
+
+
+def test_images_are_scored_once_in_a_thread_of_their_own(tmp_path: Path) -> None:
+    made = make(tmp_path, "train.sample_batch=3")
+    calls: list[tuple[str, int]] = []
+    real = made.judges["detail"]
+
+    def watched(images: torch.Tensor, *more: Any) -> np.ndarray:
+        calls.append((threading.current_thread().name, len(images)))
+        return real(images, *more)
+
+    made.judges = dict(made.judges) | {"detail": watched}
+    found = made.epoch()
+    assert [count for _, count in calls] == [3, 3, 2]
+    assert threading.main_thread().name not in {name for name, _ in calls}
+    assert all(found[f"seconds/{name}"] >= 0 for name in ("sampling", "scoring", "waiting", "training"))

@@ -45,7 +45,8 @@ def make(folder: Path, even: bool) -> Trainer:
     recipe = config.load(RECIPE)
     sigmas = sd3.load(recipe.policy).sigmas(recipe.estimate.steps)
     accelerator = stage._accelerator(recipe, folder)
-    return stage.build(recipe, uneven(sigmas, even), prompts.load(recipe.train.prompts), accelerator)
+    rows = prompts.load(recipe.train.prompts, recipe.train.groups)  # one epoch's, so that all embeddings are kept soon
+    return stage.build(recipe, uneven(sigmas, even), rows, accelerator)
 
 
 def bare(trainer: Trainer, calls: int) -> float:
@@ -53,7 +54,7 @@ def bare(trainer: Trainer, calls: int) -> float:
     plan, policy = trainer.plan, trainer.policy
     x = torch.randn(plan.micro, *policy.latent_shape)
     sigma = torch.rand(plan.micro) * 0.8 + 0.1
-    condition = policy.condition([row["prompt"] for row in trainer.rows[: plan.micro]])
+    condition = policy.condition([trainer.rows[k % len(trainer.rows)]["prompt"] for k in range(plan.micro)])
     begun = time.perf_counter()
     for _ in range(calls):
         with torch.no_grad():

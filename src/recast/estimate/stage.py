@@ -103,14 +103,16 @@ class _Run:
         self._recipe, self._world, self._shards, self._until = recipe, world, shards, until_ci
         self._found: dict[str, Shard] = {}
         self._widths: dict[int, float] = {}
-        self._held: list[Claim] = []
+        self._held: dict[str, Claim] = {}
+        self._pending: Future[None] | None = None
 
     def turns(self, names: Sequence[str]) -> Iterator[tuple[str, Claim]]:
         """The prompts that this process has claimed, one by one, until every prompt is done by someone."""
         # Processes start apart, so that they seldom ask for the same prompt; an early stop needs the first ones first.
         first = 0 if self._until is not None else processes.RANK * len(names) // processes.COUNT
         order = [*names[first:], *names[:first]]
-        while (order := [name for name in order if not self._shards.has(name)]) and not self.enough():
+        # What this process has claimed is scored behind its back, or has failed there: never waited for here.
+        while (order := [name for name in order if self._open(name)]) and not self.enough():
             worked = False
             for name in order:
                 claim = None if self._shards.has(name) or self.enough() else self._shards.claim(name)
@@ -118,30 +120,34 @@ class _Run:
                     claim.release()
                 elif claim is not None:
                     worked = True
-                    self._held.append(claim)
+                    self._held[name] = claim
                     yield name, claim
+            if self._pending is not None and self._pending.done():
+                self._pending.result()
             if not worked:
                 time.sleep(POLL)
+
+    def _open(self, name: str) -> bool:
+        return name not in self._held and not self._shards.has(name)
 
     def work(self, turns: Iterable[tuple[str, Claim]], watch: Watch | None) -> None:
         """Sample, score and keep prompt after prompt.
 
         Where the policy has a device of its own, one prompt is scored while the next is sampled.
         """
-        pending: Future[None] | None = None
         try:
             with device.worker(self._world.device) as background:
                 for name, claim in turns:
                     sampled = sample_prompt(self._recipe, self._world, name)
-                    if pending is not None:
-                        pending.result()
-                    pending = background.submit(self._finish, name, sampled, claim, watch)
+                    if self._pending is not None:
+                        self._pending.result()
+                    self._pending = background.submit(self._finish, name, sampled, claim, watch)
                     if not self._world.overlaps:
-                        pending.result()
-                if pending is not None:
-                    pending.result()
+                        self._pending.result()
+                if self._pending is not None:
+                    self._pending.result()
         finally:
-            for claim in self._held:
+            for claim in self._held.values():
                 claim.release()
 
     @torch.no_grad()

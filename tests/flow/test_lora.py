@@ -228,10 +228,10 @@ def test_adapter_files_that_do_not_fit_are_refused(policy: sd3.SD3Policy, tmp_pa
     with pytest.raises(RecastError, match="there is no such adapter file"):
         adapters.load(tmp_path)
     lora.Adapters(tiny.pipeline().transformer, rank=4, alpha=8).save(tmp_path / "small")
-    with pytest.raises(RecastError, match="its r is 4, but this policy's is 32"):
+    with pytest.raises(RecastError, match="its rank is 4, but this policy's is 32"):
         adapters.load(tmp_path / "small")
     lora.Adapters(tiny.pipeline().transformer, rank=32, alpha=32).save(tmp_path / "weak")
-    with pytest.raises(RecastError, match="its lora_alpha is 32, but this policy's is 64"):
+    with pytest.raises(RecastError, match="its alpha is 32, but this policy's is 64"):
         adapters.load(tmp_path / "weak")
     shapes = sd3.load(config.policy(model="shapes"))
     lora.Adapters(shapes.pipe.transformer).save(tmp_path / "shapes")

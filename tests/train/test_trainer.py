@@ -447,6 +447,8 @@ def test_what_is_wrong_is_said_before_anything_is_done(tmp_path: Path, monkeypat
         "weigh.budget.composition=3"
     )
     assert "'foo': 0.333333" in said("weigh.budget.foo=1")
+    assert "train.batch = 5 does not divide the 8 images" in said("train.batch=5")
+    assert "W has 4 steps from" in said("train.steps=5")
     assert "file: cannot be the run's folder" in said(out=tmp_path / "file")
     monkeypatch.setattr(stage.importlib.util, "find_spec", lambda _: None)
     assert "wandb, which is not installed: pip install wandb" in said("train.trackers=[wandb]")

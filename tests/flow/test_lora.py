@@ -243,7 +243,7 @@ def test_adapter_files_that_do_not_fit_are_refused(policy: sd3.SD3Policy, tmp_pa
         adapters.load(tmp_path / "cut")
     (tmp_path / "foreign").mkdir()
     save_file({"transformer.x.lora_A.weight": torch.zeros(1)}, tmp_path / "foreign" / lora.FILE)
-    with pytest.raises(RecastError, match="its r is None"):
+    with pytest.raises(RecastError, match="its rank is None"):
         adapters.load(tmp_path / "foreign")
 
 

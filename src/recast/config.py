@@ -179,13 +179,9 @@ class TrainConfig(_Section):
 
     def used(self) -> dict[str, Any]:
         """The settings that decide the trained adapters; a checkpoint of others is refused."""
-        idle = {"save_every", "keep", "preview_every", "trackers"}
-        idle |= {
-            "micro_batch",
-            "sample_batch",
-            "checkpointing",
-        }  # rounding only: after an error of memory they must change
-        idle.add("steps")  # W has them
+        idle = {"save_every", "keep", "preview_every", "trackers", "steps"}  # W has the steps
+        # They change rounding only, and must change after an error of memory.
+        idle |= {"micro_batch", "sample_batch", "checkpointing"}
         if self.schedule in ("constant", "constant_with_warmup"):
             idle.add("epochs")  # training may go on for longer
         return {key: value for key, value in self.model_dump(mode="json").items() if key not in idle}

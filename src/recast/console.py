@@ -117,10 +117,7 @@ def needs(what: str, extra: str) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """No bars and no side remarks of the libraries while models are read or written; errors still come through."""
-    loggers = [
-        logging.getLogger(name)
-        for name in ("diffusers.pipelines.pipeline_utils", "diffusers.loaders.lora_base", "huggingface_hub")
-    ]
+    loggers = [logging.getLogger(name) for name in TALKATIVE]
     levels = [logger.level for logger in loggers]
     loaded = [name for name in ("diffusers", "transformers") if name in sys.modules]
     libraries = [importlib.import_module(f"{name}.utils.logging") for name in loaded]

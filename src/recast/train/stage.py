@@ -227,7 +227,9 @@ def _preview(trainer: Trainer, path: Path) -> None:
     if not trainer.accelerator.is_main_process:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(to_png(torch.cat(list(images), dim=2)))
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(to_png(torch.cat(list(images), dim=2)))
+    temporary.replace(path)
     for tracker in trainer.accelerator.trackers:
         if hasattr(tracker, "log_images"):
             layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}

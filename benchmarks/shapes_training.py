@@ -25,7 +25,7 @@ LINES = RESULTS / "shapes_training.jsonl"
 REPEATS, SEED = 4, 42
 TRAINED = ("composition", "alignment", "detail", "background")
 HELD_OUT = ("census",)
-CHOICE_SEEDS, SEEDS = (100,), (0, 1, 2)
+CHOICE_SEEDS, SEEDS = (100, 101, 102), (0, 1, 2)
 LONGER = ("train.penalty=1e-4", "train.epochs=48", "train.learning_rate=3e-4")
 
 

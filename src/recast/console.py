@@ -18,7 +18,7 @@ from recast import processes
 from recast.errors import RecastError
 
 Item = TypeVar("Item")
-TALKATIVE = ("diffusers.pipelines.pipeline_utils", "diffusers.loaders.lora_base", "huggingface_hub")
+TALKATIVE = ("diffusers.pipelines.pipeline_utils", "diffusers.loaders.lora_base", "huggingface_hub", "transformers")
 console = Console(markup=False, highlight=False)  # names and paths are text, whatever brackets they have
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 
@@ -30,6 +32,17 @@ def worker(where: torch.device) -> ThreadPoolExecutor:
     if where.type != "cuda":
         return ThreadPoolExecutor(1)
     return ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(where,))
+
+
+@contextmanager
+def visiting(model: torch.nn.Module, where: torch.device, offload: bool) -> Iterator[None]:
+    """The model on its device while the block lasts; with `offload` on the CPU again afterwards."""
+    model.to(where)
+    try:
+        yield
+    finally:
+        if offload:
+            model.to("cpu")
 
 
 def dtype(name: str) -> torch.dtype:

@@ -242,7 +242,7 @@ def test_alignment_ranks_the_right_prompt_first(judges: dict[str, Any]) -> None:
     texts = [row["prompt"] for row in rows]
     images = render.render(rows, 8)
     alignment = judges["alignment"]
-    table = alignment.image_features(images) @ alignment.text_features(texts).T
+    table = alignment.clip.images(images, alignment.pixels, 64) @ alignment.clip.texts(texts, 64).T
     assert (table.argmax(1) == torch.arange(len(rows))).float().mean() > 0.8  # among 128, and no training prompt
     assert alignment(images.roll(1, 0), texts).mean() < 0.4
 

@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +14,31 @@ from numpy.typing import NDArray
 from recast.errors import RecastError
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
+
+    Images: TypeAlias = Tensor | Sequence[Image]
+else:
+    Images = Any
 
 NAMES = {
     "clipscore": "recast.rewards.clipscore:ClipScore",
+    "hpsv2": "recast.rewards.hpsv2:HPSv2",
+    "pickscore": "recast.rewards.pickscore:PickScore",
+    "imagereward": "recast.rewards.imagereward:ImageReward",
+    "aesthetic": "recast.rewards.aesthetic:Aesthetic",
+    "ocr": "recast.rewards.ocr:OCR",
+    "geneval": "recast.rewards.geneval:GenEval",
+    "hpsv3": "recast.rewards.hpsv3:HPSv3",
+    "unifiedreward": "recast.rewards.unifiedreward:UnifiedReward",
+    "jpeg": "recast.rewards.examples:JpegSize",
     "composition": "recast.shapes.rewards:Composition",
     "alignment": "recast.shapes.rewards:Alignment",
     "detail": "recast.shapes.rewards:Detail",
     "background": "recast.shapes.rewards:Background",
     "census": "recast.shapes.rewards:Census",
 }
-"""Short names; any other reward is named `package.module:Object`. The last five are the shapes world's."""
+"""Short names: the paper's nine, an example, and the shapes world's five. Others are `package.module:Object`."""
 
 
 _ROUNDING = 1e-3
@@ -33,10 +47,14 @@ HUGE = 1e30
 
 
 class Reward(Protocol):
-    """Scores (B,) of images (B, 3, H, W) in [0, 1] for their prompts; NaN where it does not apply."""
+    """Scores (B,) of images for their prompts; NaN where it does not apply.
+
+    Images are a float tensor (B, 3, H, W) in [0, 1]; the package's own rewards take PIL images of one size too. Gain
+    curves need scores that are not negative: a reward may say by a method `positive` how it gets them (`positive`).
+    """
 
     def __call__(
-        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None
+        self, images: Any, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
         """One score per image."""
         ...
@@ -87,8 +105,35 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def check_images(images: Tensor, prompts: Sequence[str]) -> None:
-    """Refuse what is not a batch of images in [0, 1] with one prompt each: a wrong range would be scored in silence."""
+def as_tensor(images: Images, prompts: Sequence[str]) -> Tensor:
+    """Images (B, 3, H, W) in [0, 1], from such a tensor or from PIL images of one size, one for each prompt.
+
+    Anything else is refused: a wrong range would be scored in silence.
+    """
+    import torch
+
+    if not isinstance(images, torch.Tensor):
+        images = _from_pil(images)
+    _check(images, prompts)
+    return images
+
+
+def _from_pil(images: Sequence[Any]) -> Tensor:
+    import torch
+    from PIL.Image import Image
+
+    for image in images:
+        if not isinstance(image, Image):
+            raise RecastError(f"images are a float tensor (B, 3, H, W) or PIL images, not a {type(image).__name__}")
+    sizes = sorted({image.size for image in images})
+    if len(sizes) > 1:
+        raise RecastError(f"PIL images that are scored together have one size, not {sizes[0]} and {sizes[1]}")
+    pixels = [np.asarray(image.convert("RGB")) for image in images]
+    return torch.from_numpy(np.stack(pixels) if pixels else np.empty((0, 1, 1, 3), np.uint8)).permute(0, 3, 1, 2) / 255
+
+
+def _check(images: Tensor, prompts: Sequence[str]) -> None:
+    """Refuse what is not a batch of images in [0, 1] with one prompt each."""
     if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
         raise RecastError(f"images are float tensors (B, 3, H, W), not {images.dtype} {tuple(images.shape)}")
     if len(images) != len(prompts):
@@ -107,7 +152,7 @@ def check_images(images: Tensor, prompts: Sequence[str]) -> None:
 
 def score(
     rewards: Mapping[str, Reward],
-    images: Tensor,
+    images: Images,
     prompts: Sequence[str],
     metadata: Sequence[Mapping[str, Any]] | None = None,
 ) -> NDArray[np.float64]:
@@ -115,7 +160,7 @@ def score(
 
     A reward that raises, or returns anything but one finite or NaN score an image, is an error that names it.
     """
-    check_images(images, prompts)
+    images = as_tensor(images, prompts)  # one tensor for all: rewards that share a model embed it once
     if metadata is not None and len(metadata) != len(prompts):
         raise RecastError(f"{len(prompts)} prompts need as many rows of metadata, not {len(metadata)}")
     table = []
@@ -137,3 +182,16 @@ def score(
             raise RecastError(f"the reward {name!r} is {size} for the prompt {prompts[worst]!r}")
         table.append(values)
     return np.stack(table) if table else np.empty((0, len(images)))
+
+
+def positive(name: str, reward: Reward | None, scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """Scores as gain curves need them, not negative, and the share that had to be clamped at 0.
+
+    A reward with a method `positive` maps its own (ImageReward: a sigmoid); what is negative then becomes 0 (App. E.1).
+    """
+    mapped = getattr(reward, "positive", None)
+    values = scores if mapped is None else np.asarray(mapped(scores), dtype=np.float64)
+    if values.shape != scores.shape:
+        raise RecastError(f"the reward {name!r} made the shape {values.shape} of scores {scores.shape} not negative")
+    applies = np.isfinite(values).sum()
+    return np.maximum(values, 0.0), float((values < 0).sum() / max(1, applies))

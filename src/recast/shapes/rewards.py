@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
-from recast.rewards.base import check_images
+from recast.rewards.base import Images, as_tensor
 from recast.rewards.clipscore import ClipScore
 from recast.shapes import detect, prompts, render
 
@@ -70,14 +70,14 @@ class Composition:
     relation, if it names one, holds between all that are there; and as many things are drawn as were asked for.
     """
 
-    def __call__(self, images: Tensor, texts: Sequence[str], metadata: Metadata = None) -> Array:
+    def __call__(self, images: Images, texts: Sequence[str], metadata: Metadata = None) -> Array:
         """Share of clauses that hold, (B,)."""
         holds, asked = self.clauses(images, texts)
         return (holds & asked).sum(1) / asked.sum(1)
 
-    def clauses(self, images: Tensor, texts: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def clauses(self, images: Images, texts: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which clauses hold and which are asked, both (B, clauses)."""
-        check_images(images, texts)
+        images = as_tensor(images, texts)
         want, reading = wanted(texts), detect.read(images)
         kind = torch.where(reading.certain, reading.held // len(render.RADII), KINDS).numpy()
         where = np.arange(KINDS)[:, None] == kind[:, None, :]  # (B, kinds, cells)
@@ -114,9 +114,9 @@ class Detail:
     The mean of exp(−error / 0.05) over all that is drawn; 0 for an empty paper.
     """
 
-    def __call__(self, images: Tensor, texts: Sequence[str], metadata: Metadata = None) -> Array:
+    def __call__(self, images: Images, texts: Sequence[str], metadata: Metadata = None) -> Array:
         """Mean quality of what is drawn, (B,)."""
-        check_images(images, texts)
+        images = as_tensor(images, texts)
         reading = detect.read(images)
         quality = torch.exp(-reading.error / DETAIL_SCALE) * reading.drawn
         return (quality.sum(1) / reading.drawn.sum(1).clamp(min=1)).double().numpy()
@@ -125,9 +125,9 @@ class Detail:
 class Background:
     """How clean the paper is: exp(−error / 0.008) against one smooth gradient, away from what is drawn."""
 
-    def __call__(self, images: Tensor, texts: Sequence[str], metadata: Metadata = None) -> Array:
+    def __call__(self, images: Images, texts: Sequence[str], metadata: Metadata = None) -> Array:
         """Cleanness of the paper, (B,)."""
-        check_images(images, texts)
+        images = as_tensor(images, texts)
         return torch.exp(-detect.read(images).paper_error / BACKGROUND_SCALE).double().numpy()
 
 
@@ -137,6 +137,10 @@ class Alignment(ClipScore):
     def __init__(self, **options: Any) -> None:
         super().__init__(**({"model": str(files("recast.shapes").joinpath("data/clip"))} | options))
 
+    def __call__(self, images: Images, texts: Sequence[str], metadata: Metadata = None) -> Array:
+        """The cosine, clamped to [0, 1] as all of this world's rewards."""
+        return super().__call__(images, texts, metadata).clip(0, 1)
+
 
 class Census:
     """Held out, never trained on: objects as connected components, without templates or cells.
@@ -145,9 +149,9 @@ class Census:
     places of the two kinds.
     """
 
-    def __call__(self, images: Tensor, texts: Sequence[str], metadata: Metadata = None) -> Array:
+    def __call__(self, images: Images, texts: Sequence[str], metadata: Metadata = None) -> Array:
         """F1 of what is there against what was asked for, (B,)."""
-        check_images(images, texts)
+        images = as_tensor(images, texts)
         if not texts:
             return np.empty(0)
         want = wanted(texts)

@@ -1,0 +1,188 @@
+"""CLIP for every reward that rests on it: one model in memory, each image and each prompt embedded once."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from recast import device as devices
+from recast.errors import RecastError
+from recast.rewards import weights
+
+Preprocess = Literal["processor", "nft"]
+Pixels = Callable[[Tensor], Tensor]
+L14, H14 = "openai/clip-vit-large-patch14", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""CLIP's statistics of pixels."""
+KEPT = 100_000
+"""Prompts whose embeddings are kept: 400 MB at most."""
+_shared: weakref.WeakValueDictionary[tuple[Any, ...], Clip] = weakref.WeakValueDictionary()
+
+
+class Clip:
+    """Normalised embeddings by one CLIP model.
+
+    Embeddings of the last batch of images are kept, so that several rewards that score the same batch embed it once;
+    those of prompts are kept for good.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        device: torch.device,
+        dtype: torch.dtype,
+        offload: bool = False,
+        clean: Callable[[str], str] = str,
+    ) -> None:
+        self.model = model.to("cpu" if offload else device, dtype).eval().requires_grad_(False)
+        self.tokenizer, self.device, self.dtype, self.offload, self._clean = tokenizer, device, dtype, offload, clean
+        self._texts: dict[str, Tensor] = {}
+        self._last: tuple[weakref.ref[Tensor], int, Pixels, Tensor] | None = None
+
+    @torch.no_grad()
+    def images(self, images: Tensor, pixels: Pixels, batch_size: int) -> Tensor:
+        """Embeddings (B, d) of images in [0, 1], of which `pixels` makes what the vision tower sees."""
+        if self._last is not None:
+            seen, version, how, features = self._last
+            if seen() is images and not images.is_inference() and version == images._version and how == pixels:
+                return features
+        parts = []
+        with devices.visiting(self.model, self.device, self.offload):
+            for part in images.split(batch_size):
+                seen_pixels = pixels(part).to(self.device, self.dtype)
+                output = self.model.get_image_features(pixel_values=seen_pixels).pooler_output
+                parts.append(functional.normalize(output.float(), dim=-1))
+        features = torch.cat(parts) if parts else torch.empty(0, self.model.config.projection_dim, device=self.device)
+        if not images.is_inference():
+            self._last = (weakref.ref(images), images._version, pixels, features)
+        return features
+
+    @torch.no_grad()
+    def texts(self, prompts: Sequence[str], batch_size: int) -> Tensor:
+        """Embeddings (B, d) of prompts; each new one is embedded once."""
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts]
+        if len(self._texts) + len(new) > KEPT:
+            self._texts.clear()
+            new = list(dict.fromkeys(prompts))
+        if new:
+            with devices.visiting(self.model, self.device, self.offload):
+                for start in range(0, len(new), batch_size):
+                    part = new[start : start + batch_size]
+                    self._texts |= zip(part, self._embed([self._clean(text) for text in part]), strict=True)
+        return torch.stack([self._texts[prompt] for prompt in prompts])
+
+    def _embed(self, texts: list[str]) -> Tensor:
+        length = self.model.config.text_config.max_position_embeddings
+        tokens = self.tokenizer(texts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+        output = self.model.get_text_features(**tokens.to(self.device)).pooler_output
+        return functional.normalize(output.float(), dim=-1)
+
+    def cosines(self, images: Tensor, prompts: Sequence[str], pixels: Pixels, batch_size: int) -> Tensor:
+        """cos(image, prompt), (B,), in float32."""
+        if not prompts:
+            return torch.empty(0)
+        return (self.images(images, pixels, batch_size) * self.texts(prompts, batch_size)).sum(-1)
+
+
+def shared(key: tuple[Any, ...], make: Callable[[], Clip]) -> Clip:
+    """The model of a key, made where no reward holds it yet."""
+    found = _shared.get(key)
+    if found is None:
+        found = _shared[key] = make()
+    return found
+
+
+class Processor:
+    """What a vision tower sees: shortest edge resized, centre cropped, normalised.
+
+    `processor` resizes as the published image processor does (PIL, bicubic, on 8-bit pixels); `nft` as DiffusionNFT's
+    reward does (bilinear, on floats). Two of the same settings are equal, so that embeddings can be shared.
+    """
+
+    def __init__(self, size: int, crop: tuple[int, int], mean: Any, std: Any, preprocess: Preprocess) -> None:
+        self.size, self.crop, self.mean, self.std, self.preprocess = size, crop, tuple(mean), tuple(std), preprocess
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Processor) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Pixels (B, 3, h, w) of images (B, 3, H, W) in [0, 1]."""
+        height, width = images.shape[-2:]
+        wide = height <= width
+        long = int(self.size * max(height, width) / min(height, width))
+        size = (self.size, long) if wide else (long, self.size)
+        images = images.float().clamp(0, 1)
+        if self.preprocess == "processor":
+            images = resized(images, size)
+        elif size != (height, width):
+            images = functional.interpolate(images, size=size, mode="bilinear", antialias=True)
+        # Where the remainder is odd, the processor rounds the margin down and torchvision, in NFT's, to even.
+        rest = (size[0] - self.crop[0], size[1] - self.crop[1])
+        top, left = (each // 2 if self.preprocess == "processor" else round(each / 2) for each in rest)
+        return normalised(images[..., top : top + self.crop[0], left : left + self.crop[1]], self.mean, self.std)
+
+
+def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """8-bit images of another size by PIL's bicubic filter, still in [0, 1]."""
+    levels = (images * 255).round()
+    if size == tuple(images.shape[-2:]):
+        return levels / 255
+    pixels = levels.byte().permute(0, 2, 3, 1).cpu().numpy()
+    # PIL takes one image at a time. torch's filter takes a batch, but is up to 25 of 256 levels away.
+    small = [np.asarray(Image.fromarray(each).resize(size[::-1], Image.Resampling.BICUBIC)) for each in pixels]
+    return torch.from_numpy(np.stack(small)).permute(0, 3, 1, 2).to(images.device).float() / 255
+
+
+def normalised(images: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
+    """Images less the mean, over the standard deviation, channel by channel."""
+    low, scale = (torch.tensor(values, device=images.device).view(3, 1, 1) for values in (mean, std))
+    return (images - low) / scale
+
+
+def load(
+    what: str,
+    model: str | Path,
+    processor: str | Path | None = None,
+    preprocess: Preprocess = "processor",
+    device: str = "auto",
+    dtype: str = "float32",
+    offload: bool = False,
+) -> tuple[Clip, Processor]:
+    """A `CLIPModel` and what it sees, from hub names or folders; a model that is loaded already is shared."""
+    try:
+        from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
+    except ImportError as error:
+        raise RecastError(f"{what} needs transformers 5 or later ({error})") from error
+    if preprocess not in get_args(Preprocess):
+        raise RecastError(f"{what} knows the preprocessing 'processor' and 'nft', not {preprocess!r}")
+    where, numbers = devices.pick(device), devices.dtype(dtype)
+    side = processor or model
+    with weights.loading("CLIP model", model):
+        made = shared(
+            (str(model), str(side), where, numbers, offload),
+            lambda: Clip(
+                weights.pretrained(CLIPModel, model), AutoTokenizer.from_pretrained(side), where, numbers, offload
+            ),
+        )
+        found = CLIPImageProcessorPil.from_pretrained(side)
+    crop = (found.crop_size["height"], found.crop_size["width"])
+    sees = Processor(found.size["shortest_edge"], crop, found.image_mean, found.image_std, preprocess)
+    return made, sees
+
+
+def check_batch(what: str, batch_size: int) -> int:
+    """A batch size that can be used."""
+    if batch_size < 1:
+        raise RecastError(f"{what}'s batch_size must be at least 1, not {batch_size}")
+    return batch_size

@@ -1,6 +1,7 @@
 """Prompt sets from the embedded world and from files."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,30 @@ def test_a_missing_file_or_split_is_named(tmp_path: Path) -> None:
         prompts.load(str(tmp_path / "none.txt"))
     with pytest.raises(RecastError, match="unknown split 'dev'"):
         prompts.load("shapes:dev")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"include": {"class": "cat"}}, "include is not a list of GenEval's clauses: it is a dict"),
+        ({"include": [{"count": 1}]}, "{'count': 1} has no 'class'"),
+        ({"include": [{"class": "cat", "count": 0}]}, "the count of 'cat' is 0, not a number from 1"),
+        ({"include": [{"class": "cat", "count": "2"}]}, "the count of 'cat' is '2', not a number from 1"),
+        ({"include": [{"class": "cat", "color": 3}]}, "the color of 'cat' is 3, not a word"),
+        ({"include": [{"class": "cat", "position": "left"}]}, "the position of 'cat' is 'left', not"),
+        ({"include": [{"class": "cat", "position": ["left of", 0]}]}, "names the entry 0, which is not another one"),
+        ({"include": [{"class": "a"}, {"class": "b", "position": ["above", 2]}]}, "names the entry 2, which is not"),
+        (
+            {"include": [{"class": "a"}], "exclude": [{}]},
+            "exclude is not a list of GenEval's clauses: {} has no 'class'",
+        ),
+    ],
+)
+def test_malformed_clauses_are_reported_with_file_and_line(tmp_path: Path, line: dict[str, object], said: str) -> None:
+    good = {"prompt": "x", "include": [{"class": "a", "count": 1}, {"class": "b", "position": ["above", 0]}]}
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps(good) + "\n\n" + json.dumps({"prompt": "y"} | line) + "\n")
+    with pytest.raises(RecastError, match=f"p.jsonl, line 3: .*{re.escape(said)}"):
+        prompts.load(str(path))
+    path.write_text(json.dumps(good) + "\n")
+    assert prompts.load(str(path)) == [good]

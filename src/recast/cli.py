@@ -16,6 +16,7 @@ from recast._version import __version__
 from recast.analyze import app as analyze
 from recast.console import console, duration, needs, progress, watching
 from recast.errors import RecastError
+from recast.rewards.cli import app as rewards
 from recast.shapes.cli import app as shapes
 from recast.train import cli as training
 
@@ -43,6 +44,7 @@ app = typer.Typer(
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's own, wherever this typer keeps click
 app.add_typer(shapes, name="shapes")
 app.add_typer(analyze, name="analyze")
+app.add_typer(rewards, name="rewards")
 app.command()(training.train)
 app.command()(training.doctor)
 

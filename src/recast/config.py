@@ -240,6 +240,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise RecastError(f"{path}: {_sentence(error)}") from error
 
 
+def options(texts: Sequence[str]) -> dict[str, Any]:
+    """A mapping from `key=value` texts, values read as YAML."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        _apply(found, text)
+    return found
+
+
 def policy(**options: Any) -> PolicyConfig:
     """A policy's settings from keyword options, checked as a recipe's are."""
     try:
@@ -251,7 +259,7 @@ def policy(**options: Any) -> PolicyConfig:
 def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise RecastError(f"an override has the form section.key=value, not {override!r}")
+        raise RecastError(f"a setting has the form key=value, a recipe's section.key=value, not {override!r}")
     *parents, last = key.split(".")
     target = content
     for name in parents:

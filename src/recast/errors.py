@@ -16,3 +16,7 @@ class ConvergenceWarning(UserWarning):
 
 class FloorWarning(UserWarning):
     """A moment was so small that the numerical floor of Alg. 1 replaced it."""
+
+
+class ClampWarning(UserWarning):
+    """Gain curves were made of a reward whose negative scores count as 0."""

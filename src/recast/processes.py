@@ -20,7 +20,19 @@ def wait() -> None:
         PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE).wait_for_everyone()
 
 
+def cores() -> int:
+    """Share that this process has of the machine's cores, at least one."""
+    return max(1, _machine() // _neighbours())
+
+
 def spare_core() -> bool:
     """Whether this machine has more cores than the launcher's processes on it: one may score meanwhile."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores > int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return _machine() > _neighbours()
+
+
+def _machine() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _neighbours() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))

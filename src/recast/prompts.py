@@ -67,4 +67,29 @@ def _row(path: Path, number: int, line: str) -> Row:
         raise RecastError(f"{path}, line {number}: not valid JSON: {error}") from error
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
         raise RecastError(f"{path}, line {number}: a line is an object with a 'prompt' that is not empty")
+    for key in ("include", "exclude"):
+        problem = _wrong_clauses(row.get(key, []))
+        if problem:
+            raise RecastError(f"{path}, line {number}: {key} is not a list of GenEval's clauses: {problem}")
     return row
+
+
+def _wrong_clauses(entries: Any) -> str | None:
+    """What is wrong with GenEval's metadata: entries have a class, a count, perhaps a colour and a position."""
+    if not isinstance(entries, list):
+        return f"it is a {type(entries).__name__}"
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("class"), str):
+            return f"{entry!r} has no 'class'"
+        count, color, position = entry.get("count", 1), entry.get("color", ""), entry.get("position")
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            return f"the count of {entry['class']!r} is {count!r}, not a number from 1"
+        if not isinstance(color, str):
+            return f"the color of {entry['class']!r} is {color!r}, not a word"
+        if position is not None:
+            others = range(len(entries))
+            if not (isinstance(position, list) and len(position) == 2 and isinstance(position[0], str)):
+                return f"the position of {entry['class']!r} is {position!r}, not [relation, number of an entry]"
+            if position[1] not in others or entries[position[1]] is entry:
+                return f"the position of {entry['class']!r} names the entry {position[1]!r}, which is not another one"
+    return None

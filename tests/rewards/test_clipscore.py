@@ -1,73 +1,34 @@
 """ClipScore against transformers' own processor and model, on a tiny checkpoint in the published layout."""
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_clip
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tiny_clip import PROMPTS, pictures
 from torch.nn import functional
-from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
+from transformers import CLIPImageProcessorPil
 
 from recast.errors import RecastError
 from recast.rewards.clipscore import ClipScore
-from recast.shapes import models
-
-PROMPTS = ["a red circle", "two blue squares", "a red circle"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files as openai/clip-vit-large-patch14 has them: preprocessor_config.json, vocab.json, merges.txt."""
-    path = tmp_path_factory.mktemp("clip")
-    torch.manual_seed(0)
-    words = models.tokenizer(length=77)
-    text = models.text_config(words)
-    text.max_position_embeddings = 77
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "image_size": 32,
-        "patch_size": 8,
-    }
-    model = CLIPModel(CLIPConfig(text_config=text.to_dict(), vision_config=vision, projection_dim=24))
-    model.save_pretrained(path)
-    processor = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    settings = json.loads(processor.to_json_string()) | {"image_processor_type": "CLIPFeatureExtractor"}
-    (path / "preprocessor_config.json").write_text(json.dumps(settings))
-    state = json.loads(words.backend_tokenizer.to_str())["model"]
-    (path / "vocab.json").write_text(json.dumps(state["vocab"]))
-    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in state["merges"]]
-    (path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
-    (path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "CLIPTokenizer", "model_max_length": 77})
-    )
-    return path
-
-
-def pictures(height: int = 48, width: int = 64) -> tuple[torch.Tensor, list[Image.Image]]:
-    """Smooth images as 8-bit floats, and the same as PIL."""
-    generator = torch.Generator().manual_seed(0)
-    small = torch.rand(3, 3, 6, 8, generator=generator)
-    images = (functional.interpolate(small, (height, width), mode="bicubic").clamp(0, 1) * 255).round()
-    return images / 255, [Image.fromarray(image.byte().permute(1, 2, 0).numpy()) for image in images]
+    return tiny_clip.save(tmp_path_factory.mktemp("clip"))
 
 
 def test_scores_are_the_cosines_of_model_and_processor(folder: Path) -> None:
     images, pil = pictures()
-    score = ClipScore(folder)
-    pixels = CLIPImageProcessorPil.from_pretrained(folder)(pil, return_tensors="pt")["pixel_values"]
-    tokens = score.clip.tokenizer(PROMPTS, padding="max_length", max_length=77, return_tensors="pt")
-    with torch.no_grad():
-        output = score.clip.model(pixel_values=pixels, **tokens)
-    cosine = (output.logits_per_image / score.clip.model.logit_scale.exp()).diagonal()
+    image, text = tiny_clip.embeddings(folder, pil, PROMPTS)
+    cosine = (image * text).sum(-1)
     assert cosine.abs().max() > 0.01
-    np.testing.assert_allclose(score(images, PROMPTS), cosine, atol=1e-6)
+    np.testing.assert_allclose(ClipScore(folder)(images, PROMPTS), cosine, atol=1e-6)
+    np.testing.assert_allclose(ClipScore(folder)(pil, PROMPTS), cosine, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [(48, 64), (64, 48), (32, 32), (20, 30), (37, 55), (440, 440), (320, 360)])

@@ -18,17 +18,20 @@ from recast._version import __version__
 from recast.config import Recipe
 from recast.core import renyi, sinkhorn
 from recast.core.curves import GainCurves
-from recast.errors import FloorWarning, RecastError
+from recast.errors import ClampWarning, FloorWarning, RecastError
 from recast.estimate import worlds
 from recast.estimate.rollout import Sampled, planned_evaluations, rollout_levels, sample
 from recast.estimate.shards import Claim, Shard, Shards
 from recast.flow.worlds import exact_mu
+from recast.rewards import base
 
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 FEWEST = 8
 """Prompts below which an interval over prompts is not trusted to stop a run."""
 POLL = 0.5
 """Seconds between two looks at what other processes are still doing."""
+CLAMPED = 0.01
+"""Share of negative scores above which a curve is worth a warning."""
 TRUTH_NOISINGS = 512
 """Noisings of each proposal behind the exact curve; its own error is far below any estimate's."""
 
@@ -185,9 +188,10 @@ class _Run:
         """Over all processes."""
         names = [name for name in self._world.names if self._shards.has(name)]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FloorWarning)
+            for kind in (FloorWarning, ClampWarning):  # said once, of the whole
+                warnings.simplefilter("ignore", kind)
             curves = self.curves(names)
-        tables = [self._found[name] for name in names]
+        tables = [_positive(self._world, self._found[name])[0] for name in names]
         per_prompt = planned(self._recipe, self._world.sigmas)
         return Status(
             len(names),
@@ -233,8 +237,17 @@ def sample_prompt(recipe: Recipe, world: worlds.World, name: str) -> Sampled:
 
 
 def make_curves(recipe: Recipe, world: worlds.World, names: Sequence[str], found: Sequence[Shard]) -> GainCurves:
-    """Curves over the named prompts; α and aggregation enter here and not before."""
+    """Curves over the named prompts; α, aggregation and the map to scores >= 0 enter here and not before."""
     settings = recipe.estimate
+    tables = [_positive(world, shard) for shard in found]
+    for name, share in zip(world.rewards, np.mean([shares for _, shares in tables], axis=0), strict=True):
+        if share > CLAMPED:
+            warnings.warn(
+                f"{share:.1%} of the scores of {name!r} are negative and count as 0 in its gain curve: "
+                "a reward of your own can map them itself, by a method `positive`",
+                ClampWarning,
+                stacklevel=2,
+            )
     provenance: dict[str, Any] = {"recast": __version__, **identity(recipe)}
     provenance["estimate"] |= {"alpha": settings.alpha, "aggregate": settings.aggregate}
     if recipe.world.kind == "mixture":
@@ -246,12 +259,19 @@ def make_curves(recipe: Recipe, world: worlds.World, names: Sequence[str], found
     return GainCurves.from_mu(
         world.rewards,
         world.sigmas,
-        np.stack([shard.mu for shard in found]),
+        np.stack([shard.mu for shard, _ in tables]),
         settings.alpha,
         settings.aggregate,
         self_rollout=recipe.world.kind == "images" and recipe.propose.source == "policy",
         provenance=provenance,
     )
+
+
+def _positive(world: worlds.World, shard: Shard) -> tuple[Shard, list[float]]:
+    """A shard with scores >= 0, and the share of each reward's that was clamped."""
+    rows = zip(world.rewards, shard.scores, strict=True)
+    mapped = [base.positive(name, world.judges.get(name), scores) for name, scores in rows]
+    return Shard(np.stack([scores for scores, _ in mapped]), shard.evaluations), [share for _, share in mapped]
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:

@@ -39,6 +39,11 @@ class World(Protocol):
         ...
 
     @property
+    def judges(self) -> Mapping[str, base.Reward]:
+        """The reward models by name, where there are any."""
+        ...
+
+    @property
     def sigmas(self) -> list[float]:
         """The grid σ_0..σ_T."""
         ...
@@ -89,7 +94,7 @@ class MixtureWorld:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self.rewards = worlds.REWARDS
+        self.rewards, self.judges = worlds.REWARDS, dict[str, base.Reward]()
         self.sigmas = schedule.from_shift(recipe.estimate.steps, recipe.estimate.shift).tolist()
         self.names = [str(k) for k in range(recipe.world.prompts)]
 
@@ -160,7 +165,7 @@ class ImageWorld:
                 self._files(name)
         self._policy = sd3.load(recipe.policy) if policy is None else policy
         known = judges or {}
-        self._judges = {
+        self.judges = {
             name: known.get(name) or base.load(name, **(options or {})) for name, options in recipe.rewards.items()
         }
         self.sigmas = self._policy.sigmas(recipe.estimate.steps)
@@ -206,7 +211,7 @@ class ImageWorld:
             tables = []
             for part in latents.split(SCORED):
                 images = self._policy.decode(part)
-                tables.append(base.score(self._judges, images, [name] * len(images), [row] * len(images)))
+                tables.append(base.score(self.judges, images, [name] * len(images), [row] * len(images)))
             return np.concatenate(tables, axis=1)
 
         return score

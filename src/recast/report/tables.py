@@ -130,6 +130,27 @@ def remaining_table(rows: Sequence[Remaining], first: str, second: str) -> Table
     return table
 
 
+def rewards_table(entries: Mapping[str, Any], missing: Mapping[str, Sequence[str]]) -> Table:
+    """One row per reward: what it is, its range, and whether anything is missing here."""
+    table = Table(title="rewards", title_justify="left")
+    for header in ("name", "what", "range", "here"):
+        table.add_column(header, no_wrap=header == "name")
+    for name, entry in entries.items():
+        state = "incomplete" if missing[name] else "see below" if entry.remark else "ready"
+        table.add_row(name, entry.what, entry.range, state)
+    return table
+
+
+def check_table(outcomes: Sequence[Any]) -> Table:
+    """One row per trial of a reward's self-test."""
+    table = Table(title="trials", title_justify="left")
+    for header in ("what must hold", "higher", "lower", "verdict"):
+        table.add_column(header, justify="left" if header in ("what must hold", "verdict") else "right")
+    for each in outcomes:
+        table.add_row(each.what, f"{each.better:.4g}", f"{each.worse:.4g}", "holds" if each.passed else "WRONG")
+    return table
+
+
 def doctor_table(found: Any) -> Table:
     """One row per reward of a diagnosis: scale, spread, and its share of the advantage beside its budget."""
     title = "rewards before training (std: within groups; flat: groups without any; share: of the variance)"

@@ -11,13 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from recast.rewards import clip, weights
+from recast.rewards import catalog, clip, weights
 from recast.rewards.base import Images, as_tensor
-
-FILE = "sac+logos+ava1-l14-linearMSE.pth"
-ADDRESS = (
-    "https://github.com/christophschuhmann/improved-aesthetic-predictor/raw/main/sac%2Blogos%2Bava1-l14-linearMSE.pth"
-)
 
 
 def head(width: int) -> nn.Sequential:
@@ -34,8 +29,8 @@ class Aesthetic:
 
     def __init__(
         self,
-        model: str | Path = clip.L14,
-        weights: str | Path = ADDRESS,
+        model: str | Path = catalog.CLIP_L14,
+        weights: str | Path = catalog.AESTHETIC,
         device: str = "auto",
         dtype: str = "float32",
         batch_size: int = 64,
@@ -56,7 +51,7 @@ class Aesthetic:
 
 def _head(source: str | Path, width: int) -> nn.Sequential:
     with weights.loading("aesthetic predictor", source):
-        state = weights.read(weights.find(source, FILE))
+        state = weights.read(weights.find(source, catalog.AESTHETIC_FILE))
         made = head(width).eval().requires_grad_(False)
         weights.fill(made, {name.removeprefix("layers."): value for name, value in state.items()})
     return made

@@ -19,7 +19,6 @@ from recast.rewards import weights
 
 Preprocess = Literal["processor", "nft"]
 Pixels = Callable[[Tensor], Tensor]
-L14, H14 = "openai/clip-vit-large-patch14", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """CLIP's statistics of pixels."""
 KEPT = 100_000

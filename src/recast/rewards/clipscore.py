@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recast.rewards import clip
+from recast.rewards import catalog, clip
 from recast.rewards.base import Images, as_tensor
 
 
@@ -22,7 +22,7 @@ class ClipScore:
 
     def __init__(
         self,
-        model: str | Path = clip.L14,
+        model: str | Path = catalog.CLIP_L14,
         preprocess: clip.Preprocess = "processor",
         device: str = "auto",
         dtype: str = "float32",

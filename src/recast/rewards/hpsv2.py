@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from recast import device as devices
 from recast.errors import RecastError
-from recast.rewards import clip, weights
+from recast.rewards import catalog, clip, weights
 from recast.rewards.base import Images, as_tensor
 
-REPOSITORY, FILE = "xswu/HPSv2", "HPS_v2.1_compressed.pt"
+FILE = "HPS_v2.1_compressed.pt"
 SIDE = 224
 _PLACES = {
     "visual.class_embedding": "vision_model.embeddings.class_embedding",
@@ -50,8 +50,8 @@ class HPSv2:
 
     def __init__(
         self,
-        weights: str | Path = REPOSITORY,
-        tokenizer: str | Path = clip.H14,
+        weights: str | Path = catalog.HPSV2,
+        tokenizer: str | Path = catalog.CLIP_H14,
         device: str = "auto",
         dtype: str = "float32",
         batch_size: int = 32,

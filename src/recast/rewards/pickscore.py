@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recast.rewards import clip
+from recast.rewards import catalog, clip
 from recast.rewards.base import Images, as_tensor
 
 SCALE = 26.0
@@ -21,8 +21,8 @@ class PickScore:
 
     def __init__(
         self,
-        model: str | Path = "yuvalkirstain/PickScore_v1",
-        processor: str | Path = clip.H14,
+        model: str | Path = catalog.PICKSCORE,
+        processor: str | Path = catalog.CLIP_H14,
         device: str = "auto",
         dtype: str = "float32",
         batch_size: int = 32,

@@ -1,0 +1,125 @@
+"""What each reward is and needs, known without importing any of it: for `recast rewards list`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+CLIP_L14, CLIP_H14 = "openai/clip-vit-large-patch14", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+PICKSCORE, HPSV2, IMAGEREWARD, HPSV3 = "yuvalkirstain/PickScore_v1", "xswu/HPSv2", "THUDM/ImageReward", "MizzenAI/HPSv3"
+BERT, QWEN2_VL = "google-bert/bert-base-uncased", "Qwen/Qwen2-VL-7B-Instruct"
+MASK2FORMER = "facebook/mask2former-swin-small-coco-instance"
+UNIFIEDREWARD = "CodeGoat24/UnifiedReward-2.0-qwen3vl-8b"
+AESTHETIC_FILE = "sac+logos+ava1-l14-linearMSE.pth"
+AESTHETIC = (
+    "https://github.com/christophschuhmann/improved-aesthetic-predictor/raw/main/sac%2Blogos%2Bava1-l14-linearMSE.pth"
+)
+_SMALL = ("*.json", "*.txt")
+"""Configurations, tokenizers and processors of a repository."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Part of a hub repository: what is fetched, and the file by which one sees that it was."""
+
+    repository: str
+    patterns: tuple[str, ...]
+    marker: str
+
+    def missing(self) -> str | None:
+        """The command that fetches them, where the hub's cache does not have them."""
+        from huggingface_hub import try_to_load_from_cache
+
+        if isinstance(try_to_load_from_cache(self.repository, self.marker), str):
+            return None
+        return f"hf download {self.repository} " + " ".join(f"--include '{each}'" for each in self.patterns)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A file that is fetched from an https address, once."""
+
+    url: str
+    name: str
+
+    def missing(self) -> str | None:
+        """The command that fetches it, where torch's cache does not have it."""
+        home = Path(os.environ.get("TORCH_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "torch"))
+        path = home.expanduser() / "hub" / "checkpoints" / self.name
+        return None if path.is_file() else f"curl --create-dirs -L -o '{path}' '{self.url}'"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One reward: what it is, the range of its scores, the packages and the files it needs."""
+
+    what: str
+    range: str
+    packages: tuple[str, ...] = ("torch", "transformers")
+    files: tuple[Files | Address, ...] = ()
+    remark: str = ""
+
+    def missing(self) -> list[str]:
+        """Commands that get what is missing, in order."""
+        absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        found = ["pip install 'recast-diffusion[rewards]'"] if absent else []
+        if importlib.util.find_spec("huggingface_hub") is None:
+            return found
+        return found + [command for each in self.files if (command := each.missing()) is not None]
+
+
+_L14 = Files(CLIP_L14, (*_SMALL, "model.safetensors"), "model.safetensors")
+_H14 = Files(CLIP_H14, _SMALL, "preprocessor_config.json")
+ENTRIES = {
+    "clipscore": Entry("cosine by CLIP ViT-L/14", "cosine", files=(_L14,)),
+    "hpsv2": Entry(
+        "cosine by HPS v2.1, a ViT-H/14",
+        "cosine",
+        ("torch", "transformers", "ftfy"),
+        (Files(HPSV2, ("HPS_v2.1_compressed.pt",), "HPS_v2.1_compressed.pt"), _H14),
+    ),
+    "pickscore": Entry(
+        "(e^s / 26) cos by PickScore, a ViT-H/14",
+        "0 to 3.8",
+        files=(Files(PICKSCORE, ("config.json", "model.safetensors"), "model.safetensors"), _H14),
+    ),
+    "imagereward": Entry(
+        "ImageReward-v1.0, BLIP",
+        "signed; sigmoid for curves",
+        files=(
+            Files(IMAGEREWARD, ("ImageReward.pt",), "ImageReward.pt"),
+            Files(BERT, ("config.json", "tokenizer*", "vocab.txt"), "tokenizer_config.json"),
+        ),
+    ),
+    "aesthetic": Entry("LAION's predictor of ratings", "1 to 10", files=(_L14, Address(AESTHETIC, AESTHETIC_FILE))),
+    "ocr": Entry("the quoted text, read by PP-OCR", "0 to 1", ("rapidocr", "onnxruntime", "rapidfuzz")),
+    "geneval": Entry(
+        "clauses that Mask2Former and CLIP confirm",
+        "0 to 1",
+        ("torch", "transformers", "scipy"),
+        (Files(MASK2FORMER, ("*.json", "model.safetensors"), "model.safetensors"), _L14),
+    ),
+    "hpsv3": Entry(
+        "HPSv3, Qwen2-VL-7B",
+        "-10 to 16",
+        files=(
+            Files(HPSV3, ("HPSv3.safetensors",), "HPSv3.safetensors"),
+            Files(QWEN2_VL, ("config.json", "tokenizer*", "vocab.json", "merges.txt"), "tokenizer_config.json"),
+        ),
+        remark="needs the option instruction, a text of its authors: pip download --no-deps hpsv3",
+    ),
+    "unifiedreward": Entry(
+        "UnifiedReward-2 behind an OpenAI-compatible endpoint",
+        "1 to 5",
+        (),
+        remark=f"needs a server: vllm serve {UNIFIEDREWARD}",
+    ),
+    "jpeg": Entry("an example: kilobytes of a JPEG, below 0", "below 0", ("torch", "PIL")),
+    "composition": Entry("shapes world: clauses that hold", "0 to 1"),
+    "alignment": Entry("shapes world: clipscore by its own CLIP", "0 to 1"),
+    "detail": Entry("shapes world: how well objects are drawn", "0 to 1"),
+    "background": Entry("shapes world: how clean the paper is", "0 to 1"),
+    "census": Entry("shapes world, held out: F1 of the objects", "0 to 1"),
+}

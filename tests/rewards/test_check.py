@@ -1,0 +1,166 @@
+"""`recast rewards list` and `check`: what is missing, and rewards that work, are broken, or constant."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from recast.cli import app
+from recast.rewards import NAMES, base, catalog, check
+from recast.rewards.ocr import OCR
+
+
+def call(*words: object) -> Any:
+    return CliRunner().invoke(app, ["rewards", *map(str, words)], env={"COLUMNS": "200", "HF_HUB_OFFLINE": "1"})
+
+
+class Judge:
+    """Knows the pictures' captions; `sign` turns its order around, `spread` flattens it."""
+
+    def __init__(self, sign: float = 1.0, spread: float = 1.0) -> None:
+        self.scale = sign * spread
+        self.pictures = {name: check.draw(name) for name in check.CAPTIONS}
+
+    def __call__(self, images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+        """1 where the picture is the caption's."""
+        right = [
+            any(
+                check.CAPTIONS[name] == prompt and torch.equal(picture, image)
+                for name, picture in self.pictures.items()
+            )
+            for image, prompt in zip(images, prompts, strict=True)
+        ]
+        return self.scale * np.array(right, float)
+
+
+def nowhere(images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+    return np.full(len(images), np.nan)
+
+
+def constant(images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+    return np.full(len(images), 0.5)
+
+
+def test_every_name_is_listed_with_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(catalog.ENTRIES) == list(NAMES)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    result = call("list")
+    assert result.exit_code == 0
+    for name in NAMES:
+        assert name in result.output
+    lines = result.output.splitlines()
+    assert "hf download xswu/HPSv2 --include 'HPS_v2.1_compressed.pt'" in lines
+    shared = lines[lines.index("# for clipscore, aesthetic, geneval") + 1]
+    assert shared.startswith("hf download openai/clip-vit-large-patch14 --include")
+    assert any(line.startswith("curl ") and catalog.AESTHETIC_FILE in line for line in lines)
+
+
+def test_what_is_there_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    address = catalog.Address(catalog.AESTHETIC, catalog.AESTHETIC_FILE)
+    assert address.missing()
+    path = tmp_path / "hub/checkpoints" / catalog.AESTHETIC_FILE
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert address.missing() is None
+    from recast.rewards import weights
+
+    assert weights.cached(catalog.AESTHETIC) == path
+    assert weights.find(catalog.AESTHETIC, "") == path
+
+    files = catalog.Files("owner/name", ("*.bin",), "model.bin")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: str(path))
+    assert files.missing() is None
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
+    assert files.missing() == "hf download owner/name --include '*.bin'"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert catalog.ENTRIES["ocr"].missing() == ["pip install 'recast-diffusion[rewards]'"]
+
+
+@pytest.mark.parametrize("name", ["ocr", "alignment", "census", "jpeg"])
+def test_rewards_that_are_whole_pass(name: str) -> None:
+    result = call("check", name)
+    assert result.exit_code == 0, result.output
+    assert f"{name} passed" in result.output
+
+
+@pytest.mark.parametrize("name", ["composition", "detail", "background"])
+def test_the_rest_of_the_shapes_world_passes(name: str) -> None:
+    assert all(outcome.passed for outcome in check.run(name, {}))
+
+
+def test_a_matched_caption_must_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(**options: float) -> Any:
+        monkeypatch.setitem(NAMES, "clipscore", "test_check:Judge")
+        return call("check", "clipscore", *(f"{key}={value}" for key, value in options.items()))
+
+    assert answer().exit_code == 0
+    assert "passed 6 of 6" in answer().output
+    assert "failed 6 of 6 trials: wrong weights, or a broken installation" in answer(sign=-1).output
+    assert answer(sign=-1).exit_code == 2
+    assert "it gives the same score whatever it sees" in answer(spread=0).output
+    assert answer(spread=0).exit_code == 2
+
+
+def test_a_misreading_ocr_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OCR, "read", lambda self, images: ["HELLO"] * len(images))
+    result = call("check", "ocr")
+    assert result.exit_code == 2
+    assert "failed 2 of 2 trials" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["test_check:constant"], "failed 1 of 1 trials: it gives the same score whatever it sees"),
+        (["test_check:nowhere"], "applies to none of the pictures tried"),
+        (["clipscor"], "unknown reward 'clipscor'"),
+        (["jpeg", "quality"], "key=value"),
+        (["jpeg", "quality=400"], "jpeg's quality lies between 1 and 95, not 400"),
+        (["aesthetic", "model=/nowhere"], "no CLIP model in '/nowhere'"),
+    ],
+)
+def test_what_fails_says_so_in_a_sentence(words: list[str], said: str) -> None:
+    result = call("check", *words)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_missing_weights_come_with_their_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> str:
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", absent)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    result = call("check", "hpsv2")
+    assert result.exit_code == 2
+    assert "no HPS v2.1 checkpoint in 'xswu/HPSv2'" in result.output
+    assert "get what is missing with: hf download xswu/HPSv2" in result.output
+
+
+def test_pictures_are_what_their_captions_say() -> None:
+    circle, meadow = check.draw("circle"), check.draw("meadow")
+    assert circle[:, 256, 256].tolist() == pytest.approx([220 / 255, 30 / 255, 30 / 255])
+    assert circle[:, 5, 5].tolist() == [1, 1, 1]
+    assert meadow[2, 5, 5] > meadow[1, 5, 5]
+    assert meadow[1, 500, 5] > meadow[2, 500, 5]
+    assert OCR(threads=1).read(torch.stack([check.draw("sign"), check.draw("text")])) == ["STOP", "HELLO"]
+    for name in ("clipscore", "geneval", "aesthetic"):
+        assert check.trials(name)
+    assert check.trials("my.own:Reward") == []
+
+
+def test_curves_get_scores_that_are_not_negative() -> None:
+    scores = np.array([-1.0, 0.0, 0.5, np.nan])
+    values, share = base.positive("a", constant, scores)
+    np.testing.assert_array_equal(values, [0, 0, 0.5, np.nan])
+    assert share == pytest.approx(1 / 3)
+    jpeg = base.load("jpeg")
+    values, share = base.positive("jpeg", jpeg, np.array([-9.0, -1.0]))
+    np.testing.assert_allclose(values, [0.1, 0.5])
+    assert share == 0

@@ -1,0 +1,162 @@
+"""One CLIP behind several rewards: PickScore and the aesthetic predictor beside ClipScore."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_clip
+import torch
+from tiny_clip import PROMPTS, pictures
+
+from recast.errors import RecastError
+from recast.rewards import aesthetic, base, catalog
+from recast.rewards.aesthetic import Aesthetic
+from recast.rewards.clipscore import ClipScore
+from recast.rewards.pickscore import PickScore
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_clip.save(tmp_path_factory.mktemp("clip"))
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The published predictor's layout, over embeddings of 24 numbers instead of 768."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = {0: (24, 1024), 2: (1024, 128), 4: (128, 64), 6: (64, 16), 7: (16, 1)}
+    state = {}
+    for number, (before, after) in sizes.items():
+        state[f"layers.{number}.weight"] = torch.randn(after, before, generator=generator) / before**0.5
+        state[f"layers.{number}.bias"] = torch.randn(after, generator=generator)
+    path = tmp_path_factory.mktemp("aesthetic") / catalog.AESTHETIC_FILE
+    torch.save(state, path)
+    return path
+
+
+def count_calls(reward: ClipScore | Aesthetic) -> list[int]:
+    """A list that gets the batch size of every call of the vision tower."""
+    seen: list[int] = []
+    reward.clip.model.vision_model.register_forward_hook(lambda _, __, output: seen.append(len(output[0])))
+    return seen
+
+
+def test_pickscore_is_the_cosine_by_its_own_scale_over_26(folder: Path) -> None:
+    images, pil = pictures()
+    image, text = tiny_clip.embeddings(folder, pil, PROMPTS)
+    reward = PickScore(folder, processor=folder)
+    scale = np.exp(reward.clip.model.logit_scale.item()) / 26
+    np.testing.assert_allclose(reward(images, PROMPTS), scale * (image * text).sum(-1), atol=1e-5)
+    assert abs(scale - np.exp(2.6592) / 26) < 1e-4  # the size that CLIPModel starts with
+
+
+def test_aesthetic_is_a_chain_of_five_matrices(folder: Path, predictor: Path) -> None:
+    images, pil = pictures()
+    found, _ = tiny_clip.embeddings(folder, pil, PROMPTS)
+    state = torch.load(predictor, weights_only=True)
+    for number in (0, 2, 4, 6, 7):
+        found = found @ state[f"layers.{number}.weight"].T + state[f"layers.{number}.bias"]
+    reward = Aesthetic(folder, predictor)
+    np.testing.assert_allclose(reward(images, PROMPTS), found[:, 0], atol=1e-5)
+    assert (reward(images, [""] * 3) == reward(images, PROMPTS)).all()
+    assert Aesthetic(folder, predictor.parent)(images, PROMPTS).shape == (3,)
+
+
+def test_the_published_width_is_768() -> None:
+    assert [tuple(each.shape) for each in aesthetic.head(768).parameters()][::2] == [
+        (1024, 768),
+        (128, 1024),
+        (64, 128),
+        (16, 64),
+        (1, 16),
+    ]
+
+
+def test_rewards_of_one_model_share_it_and_embed_a_batch_once(folder: Path, predictor: Path) -> None:
+    images, _ = pictures()
+    rewards = {"clipscore": ClipScore(folder), "aesthetic": Aesthetic(folder, predictor)}
+    assert rewards["clipscore"].clip is rewards["aesthetic"].clip
+    alone = [reward(images.clone(), PROMPTS) for reward in rewards.values()]
+    calls = count_calls(rewards["clipscore"])
+    np.testing.assert_array_equal(base.score(rewards, images, PROMPTS), alone)
+    assert calls == [3]
+    images.mul_(0.5)  # the same tensor, other pictures
+    other = base.score(rewards, images, PROMPTS)
+    assert calls == [3, 3]
+    assert (other != alone).all()
+    with torch.inference_mode():
+        rewards["clipscore"](images.clone(), PROMPTS)
+    assert calls == [3, 3, 3]
+
+
+def test_other_preprocessing_or_settings_are_not_mixed_up(folder: Path) -> None:
+    images, _ = pictures()
+    plain, nft = ClipScore(folder), ClipScore(folder, preprocess="nft")
+    assert plain.clip is nft.clip
+    first = plain(images, PROMPTS)
+    assert (nft(images, PROMPTS) != first).all()
+    np.testing.assert_array_equal(plain(images, PROMPTS), first)
+    assert ClipScore(folder, dtype="bfloat16").clip is not plain.clip
+    again = plain.clip
+    assert ClipScore(folder).clip is again
+
+
+def test_batches_follow_the_setting_and_change_nothing(folder: Path) -> None:
+    images, _ = pictures(count=5)
+    prompts = [*PROMPTS, "a cat", "a dog"]
+    whole, parts = ClipScore(folder), ClipScore(folder, batch_size=2)
+    calls = count_calls(whole)
+    np.testing.assert_allclose(whole(images, prompts), parts(images.clone(), prompts), atol=1e-6)
+    assert calls == [5, 2, 2, 1]
+    with pytest.raises(RecastError, match="aesthetic's batch_size must be at least 1, not 0"):
+        Aesthetic(batch_size=0)
+
+
+def test_an_offloaded_model_leaves_the_device_between_scorings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, _ = pictures()
+    reward = ClipScore(folder, offload=True)
+    moves: list[str] = []
+    move = reward.clip.model.to
+    monkeypatch.setattr(reward.clip.model, "to", lambda *where: moves.append(str(where[0])) or move(*where))
+    reward.clip.device = torch.device("cpu", 0)  # stands for a GPU
+    assert (reward(images, PROMPTS) == ClipScore(folder)(images, PROMPTS)).all()
+    assert moves == ["cpu:0", "cpu"] * 2  # once for the images, once for the prompts
+    moves.clear()
+    reward(images, PROMPTS)
+    assert not moves  # nothing new to embed
+
+
+def test_files_that_do_not_fit_are_named(folder: Path, predictor: Path, tmp_path: Path) -> None:
+    state = torch.load(predictor, weights_only=True)
+    cases = {
+        "it has no weights for 7.bias": {name: value for name, value in state.items() if name != "layers.7.bias"},
+        "it has weights for 9.bias, which this model has not": state | {"layers.9.bias": torch.zeros(1)},
+        r"its weights for 0.weight have the shape \(1024, 25\), not \(1024, 24\)": state
+        | {"layers.0.weight": torch.zeros(1024, 25)},
+    }
+    for number, (words, content) in enumerate(cases.items()):
+        path = tmp_path / f"{number}.pth"
+        torch.save(content, path)
+        with pytest.raises(RecastError, match=f"no aesthetic predictor in '.*{number}.pth': .*{words}"):
+            Aesthetic(folder, path)
+    with pytest.raises(RecastError, match="there is no file .*nowhere.pth"):
+        Aesthetic(folder, tmp_path / "nowhere.pth")
+    (tmp_path / "half.pth").write_bytes(predictor.read_bytes()[:1000])
+    with pytest.raises(RecastError, match="no aesthetic predictor in .*half.pth"):
+        Aesthetic(folder, tmp_path / "half.pth")
+
+
+class Evil:
+    """Runs code when it is unpickled the careless way."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (print, ("ran",))
+
+
+def test_a_pickle_that_would_run_code_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"layers.0.weight": Evil()}, tmp_path / "evil.pth")
+    with pytest.raises(RecastError, match="no aesthetic predictor in"):
+        Aesthetic(folder, tmp_path / "evil.pth")
+    assert "ran" not in capsys.readouterr().out

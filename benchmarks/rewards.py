@@ -1,0 +1,225 @@
+"""Rewards at their published sizes with random weights: load times, images a second, and what sharing CLIP saves.
+
+    python benchmarks/rewards.py [ROUNDS]
+
+No weights can be downloaded here, so checkpoints of the real sizes and layouts are made in a temporary folder (7 GB)
+and read back through the rewards' own code; the networks' work does not depend on the numbers in them. One thread on a
+CPU, 512-pixel images. `shared`: clipscore and aesthetic on the same batch, with one CLIP ViT-L/14 that embeds it once,
+and with one each; in turns, best of ROUNDS (3). OCR reads rendered text for real, at three sizes. Writes
+results/rewards.json beside this file; about ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    BertTokenizer,
+    BlipTextConfig,
+    BlipTextModel,
+    BlipVisionConfig,
+    BlipVisionModel,
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+)
+
+from recast.core import artifact
+from recast.rewards import aesthetic, base, catalog, check, clip, hpsv2, imagereward
+from recast.shapes import models
+
+RESULTS = Path(__file__).parent / "results"
+L14: dict[str, Any] = {
+    "text_config": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12},
+    "vision_config": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+    },
+    "projection_dim": 768,
+}
+H14: dict[str, Any] = {
+    "text_config": {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24},
+    "vision_config": {
+        "hidden_size": 1280,
+        "intermediate_size": 5120,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 32,
+        "patch_size": 14,
+    },
+    "projection_dim": 1024,
+}
+COUNT = 4
+"""Images of a batch: on one core a ViT-H/14 takes a second for each."""
+
+
+def random_clip(sizes: dict[str, Any]) -> CLIPModel:
+    """A CLIP of published sizes."""
+    config = CLIPConfig(**sizes)
+    end = models.tokenizer(length=77).eos_token_id
+    config.text_config.eos_token_id = end
+    return CLIPModel(config)
+
+
+def save_words(folder: Path) -> None:
+    """A small CLIP tokenizer and the published image processor."""
+    state = json.loads(models.tokenizer(length=77).backend_tokenizer.to_str())["model"]
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.json").write_text(json.dumps(state["vocab"]))
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in state["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer", "model_max_length": 77}')
+    CLIPImageProcessorPil().save_pretrained(folder)
+
+
+def renamed(state: dict[str, Tensor], tables: list[dict[str, str]]) -> dict[str, Tensor]:
+    """Weights by the names that a reward's own mapping starts from."""
+    made = {}
+    for name, value in state.items():
+        for old, new in ((old, new) for table in tables for old, new in table.items()):
+            name = name.replace(new, old) if name.startswith(new) or new.startswith(".") else name
+        made[name] = value
+    return made
+
+
+def save_hpsv2(folder: Path) -> None:
+    """HPS_v2.1_compressed.pt in open_clip's layout."""
+    state = renamed(random_clip(H14).state_dict(), [hpsv2._PARTS, hpsv2._PLACES])
+    for name in [name for name in state if ".self_attn.q_proj." in name]:
+        parts = [state.pop(name.replace("q_proj", f"{letter}_proj")) for letter in "qkv"]
+        state[name.replace(".self_attn.q_proj.", ".attn.in_proj_")] = torch.cat(parts)
+    state["visual.proj"] = state.pop("visual_projection.weight").T.contiguous()
+    state["text_projection"] = state.pop("text_projection.weight").T.contiguous()
+    save_words(folder)
+    torch.save({"state_dict": {name: value.half() for name, value in state.items()}}, folder / hpsv2.FILE)
+
+
+def save_imagereward(folder: Path) -> None:
+    """ImageReward.pt in its published layout, and a small BERT tokenizer."""
+    eyes = BlipVisionModel(
+        BlipVisionConfig(
+            hidden_size=1024,
+            intermediate_size=4096,
+            num_hidden_layers=24,
+            num_attention_heads=16,
+            image_size=224,
+            patch_size=16,
+        )
+    ).state_dict()
+    words = BlipTextModel(
+        BlipTextConfig(encoder_hidden_size=1024, num_attention_heads=12, is_decoder=True), add_pooling_layer=False
+    ).state_dict()
+    state = {f"blip.visual_encoder.{k}": v for k, v in renamed(eyes, [imagereward._PARTS, imagereward._NAMES]).items()}
+    state |= {f"blip.text_encoder.{k}": v for k, v in words.items()}
+    state |= {f"mlp.layers.{k}": v for k, v in aesthetic.head(768).state_dict().items()}
+    folder.mkdir()
+    torch.save(state, folder / imagereward.FILE)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+    BertTokenizer(vocab={word: k for k, word in enumerate(vocabulary)}).save_pretrained(folder)
+
+
+def save_all(folder: Path) -> dict[str, dict[str, Any]]:
+    """Checkpoints of the published sizes; the options that name them, by reward."""
+    torch.manual_seed(0)
+    for name, sizes in (("l14", L14), ("h14", H14)):
+        random_clip(sizes).save_pretrained(folder / name)
+        save_words(folder / name)
+    head = {f"layers.{k}": v for k, v in aesthetic.head(768).state_dict().items()}
+    torch.save(head, folder / catalog.AESTHETIC_FILE)
+    save_hpsv2(folder / "hpsv2")
+    save_imagereward(folder / "imagereward")
+    return {
+        "clipscore": {"model": folder / "l14"},
+        "aesthetic": {"model": folder / "l14", "weights": folder / catalog.AESTHETIC_FILE},
+        "pickscore": {"model": folder / "h14", "processor": folder / "h14"},
+        "hpsv2": {"weights": folder / "hpsv2", "tokenizer": folder / "hpsv2"},
+        "imagereward": {"weights": folder / "imagereward", "tokenizer": folder / "imagereward"},
+    }
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of a call, and what it returned."""
+    begun = time.perf_counter()
+    made = call()
+    return time.perf_counter() - begun, made
+
+
+def best(call: Callable[[], Any], rounds: int) -> float:
+    """The shortest of several turns, in seconds."""
+    return min(timed(call)[0] for _ in range(rounds))
+
+
+def scored(reward: base.Reward, images: Tensor, prompts: list[str]) -> Any:
+    """Scores of images that no model has seen before."""
+    return reward(images.clone(), prompts)
+
+
+def models_alone(options: dict[str, dict[str, Any]], rounds: int) -> dict[str, dict[str, float]]:
+    """Seconds to load each model, and images a second."""
+    images, prompts = torch.rand(COUNT, 3, 512, 512), [f"prompt {k}" for k in range(COUNT)]
+    rows: dict[str, dict[str, float]] = {}
+    for name, given in options.items():
+        seconds, reward = timed(partial(base.load, name, **given))
+        reward(images, prompts)
+        each = best(partial(scored, reward, images, prompts), rounds) / COUNT
+        rows[name] = {"load": seconds, "images_per_second": 1 / each}
+        print(f"{name:12} loads in {seconds:5.1f} s, {1 / each:5.2f} images/s", flush=True)
+        del reward
+    return rows
+
+
+def sharing(options: dict[str, dict[str, Any]], rounds: int) -> float:
+    """Time of two rewards with a CLIP each over that with one between them, on the same batches, in turns."""
+    pair = ("clipscore", "aesthetic")
+    prompts = [f"prompt {k}" for k in range(COUNT)]
+    together = {name: base.load(name, **options[name]) for name in pair}
+    clip._shared.clear()
+    apart = {"clipscore": together["clipscore"], "aesthetic": base.load("aesthetic", **options["aesthetic"])}
+    assert together["aesthetic"].clip is together["clipscore"].clip is not apart["aesthetic"].clip  # type: ignore[attr-defined]
+    seconds: dict[str, list[float]] = {"together": [], "apart": []}
+    for _ in range(rounds):
+        for name, rewards in (("together", together), ("apart", apart)):
+            images = torch.rand(COUNT, 3, 512, 512)
+            seconds[name].append(timed(partial(base.score, rewards, images, prompts))[0])
+    return min(seconds["apart"]) / min(seconds["together"])
+
+
+def reading(rounds: int) -> dict[str, float]:
+    """Images a second that OCR reads with one thread, by their size."""
+    reward = base.load("ocr", threads=1)
+    found = {}
+    for side in (512, 128, 64):
+        images = torch.stack([check.draw(name, side) for name in ("text", "typo") * 2])
+        prompts = [check.CAPTIONS["text"]] * len(images)
+        reward(images, prompts)
+        found[str(side)] = len(images) / best(partial(scored, reward, images, prompts), rounds)
+        print(f"ocr at {side} pixels: {found[str(side)]:.1f} images/s", flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure, print and write."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        options = save_all(Path(name))
+        rows = models_alone(options, rounds)
+        ratio = sharing(options, rounds)
+    print(f"clipscore and aesthetic with a CLIP each take {ratio:.2f} of the time with one between them")
+    content = {"models": rows, "apart_over_shared": ratio, "ocr": reading(rounds)}
+    artifact.write(RESULTS / "rewards.json", "recast.benchmark.rewards", content)
+
+
+if __name__ == "__main__":
+    main()

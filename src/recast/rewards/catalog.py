@@ -108,7 +108,7 @@ ENTRIES = {
             Files(HPSV3, ("HPSv3.safetensors",), "HPSv3.safetensors"),
             Files(QWEN2_VL, ("config.json", "tokenizer*", "vocab.json", "merges.txt"), "tokenizer_config.json"),
         ),
-        remark="needs the option instruction, a text of its authors: pip download --no-deps hpsv3",
+        remark="needs its authors' instruction: pip download --no-deps hpsv3==1.0.0, then instruction=hpsv3-….whl",
     ),
     "unifiedreward": Entry(
         "UnifiedReward-2 behind an OpenAI-compatible endpoint",

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from recast import device as devices
 from recast.errors import RecastError
-from recast.rewards import clip, weights
+from recast.rewards import catalog, clip, weights
 from recast.rewards.base import Images, as_tensor
 
-REPOSITORY, FILE, QWEN = "MizzenAI/HPSv3", "HPSv3.safetensors", "Qwen/Qwen2-VL-7B-Instruct"
+FILE = "HPSv3.safetensors"
 PROMPT, REWARD, IMAGE = "{text_prompt}", "<|Reward|>", "<|image_pad|>"
 PIXELS = 256 * 28 * 28
 """Pixels that an image is resized to, as nearly as sides in multiples of 28 allow."""
@@ -49,8 +49,8 @@ class HPSv3:
 
     def __init__(
         self,
-        weights: str | Path = REPOSITORY,
-        model: str | Path = QWEN,
+        weights: str | Path = catalog.HPSV3,
+        model: str | Path = catalog.QWEN2_VL,
         instruction: str | Path | None = None,
         device: str = "auto",
         dtype: str = "bfloat16",

@@ -1,11 +1,11 @@
-"""An image server on loopback that can fail in every way a real one does."""
+"""A model server on loopback that can fail in every way a real one does."""
 
 import base64
 import io
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,10 +20,10 @@ def png(value: int = 128, side: int = 64) -> bytes:
 
 
 class Server:
-    """Answers with an image unless `script` has something else to do, one entry a request.
+    """Answers with an image, or a chat with `answer(body)`, unless `script` has something else, one entry a request.
 
-    Entries: a status, ("after", seconds) for 429 with Retry-After, "hang", "reset", "text", "half", "tiny", "noise",
-    "cut".
+    Entries: a status, ("after", seconds) for 429 with Retry-After, ("chat", fields of the choice), "hang", "reset",
+    "text", "half", "garbled", "tiny", "noise", "cut", and "die", after which nothing listens any more.
     """
 
     def __init__(self) -> None:
@@ -33,6 +33,9 @@ class Server:
         self.busy = self.busiest = 0
         self.delay = 0.0
         self.url = ""
+        self.answer: Callable[[dict[str, Any]], str] = lambda body: "Final Score: 3"
+        self.repeat = ""  # what an error says besides its status
+        self.die: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
 
     def next(self, request: dict[str, Any]) -> Any:
@@ -70,7 +73,10 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, what: Any, body: dict[str, Any]) -> None:
         time.sleep(self.owner.delay)
         if isinstance(what, int):
-            return self._send(what, json.dumps({"error": {"message": f"scripted {what}"}}).encode())
+            message = f"scripted {what}{self.owner.repeat}"
+            return self._send(what, json.dumps({"error": {"message": message}}).encode())
+        if isinstance(what, tuple) and what[0] == "chat":
+            return self._send(200, json.dumps({"choices": [what[1]]}).encode())
         if isinstance(what, tuple):
             return self._send(429, b"{}", {"Retry-After": str(what[1])})
         if what == "cut":
@@ -83,13 +89,17 @@ class Handler(BaseHTTPRequestHandler):
         if what == "hang":
             time.sleep(1.0)
             return None
-        if what == "reset":
+        if what in ("reset", "die"):
+            if what == "die":
+                self.owner.die()
             self.connection.close()
             return None
         if what == "text":
-            return self._send(200, json.dumps(self._reply("sorry, no image")).encode())
+            return self._send(200, json.dumps(self._reply("sorry, no image", body)).encode())
+        if what == "garbled":
+            return self._send(200, b'{"choices": [{"message": ' + self.owner.repeat.encode())
         content = {"tiny": png(side=8), "noise": b"not an image"}.get(what, png(self.owner.made % 256))
-        reply = json.dumps(self._reply(base64.b64encode(content).decode())).encode()
+        reply = json.dumps(self._reply(base64.b64encode(content).decode(), body)).encode()
         self.owner.made += 1
         if what == "half":
             self.send_response(200)
@@ -100,7 +110,10 @@ class Handler(BaseHTTPRequestHandler):
             return None
         return self._send(200, reply)
 
-    def _reply(self, text: str) -> dict[str, Any]:
+    def _reply(self, text: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self.path.endswith("/chat/completions"):
+            said = text if " " in text else self.owner.answer(body)
+            return {"choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}]}
         if self.path.endswith(":generateContent"):
             part = {"text": text} if " " in text else {"inlineData": {"mimeType": "image/png", "data": text}}
             return {"candidates": [{"content": {"parts": [{"text": "here you are"}, part]}}]}
@@ -114,14 +127,19 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+class _HTTP(ThreadingHTTPServer):
+    request_queue_size = 128  # with 5, the sixth caller at once waits a second for the kernel to try again
+
+
 @contextmanager
 def serve() -> Iterator[Server]:
     """A running server, and its end."""
     owner = Server()
     handler = type("Bound", (Handler,), {"owner": owner})
-    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    http = _HTTP(("127.0.0.1", 0), handler)
     owner.url = f"http://127.0.0.1:{http.server_port}/v1"
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    owner.die = http.socket.close
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield owner

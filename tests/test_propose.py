@@ -1,7 +1,6 @@
 """`recast propose`: the renderer, the policy and a folder as sources, and a folder that only grows."""
 
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from recast.cli import app
 from recast.errors import RecastError
 from recast.proposals import store
 from recast.shapes import rewards
-
-sys.path.insert(0, str(Path(__file__).parent / "proposals"))
 from server import png, serve
 
 RECIPE = Path(__file__).parents[1] / "recipes/shapes.yaml"

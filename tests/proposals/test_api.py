@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server import Server, serve
 
 from recast.config import ProposeConfig
 from recast.errors import RecastError
 from recast.proposals import api, store
+from server import Server, serve
 
 TASKS = [("a cat", 0), ("a cat", 1), ("a dog", 0), ("a dog", 1)]
 SECRET = "sk-very-secret"

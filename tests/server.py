@@ -62,19 +62,26 @@ class Handler(BaseHTTPRequestHandler):
         """One request for an image."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         request = {"path": self.path, "body": body, "headers": dict(self.headers)}
-        what = self.owner.next(request)
+        what, self._busy = self.owner.next(request), True
         try:
             self._answer(what, body)
         except (BrokenPipeError, ConnectionResetError):
             pass
         finally:
+            self._done()
+
+    def _done(self) -> None:
+        """Count the request as answered, once, before the caller can know that it is."""
+        if self._busy:
+            self._busy = False
             self.owner.done()
 
     def _answer(self, what: Any, body: dict[str, Any]) -> None:
         time.sleep(self.owner.delay)
         if isinstance(what, int):
             message = f"scripted {what}{self.owner.repeat}"
-            return self._send(what, json.dumps({"error": {"message": message}}).encode())
+            elsewhere = {"Location": f"{self.owner.url}/elsewhere"} if what // 100 == 3 else None
+            return self._send(what, json.dumps({"error": {"message": message}}).encode(), elsewhere)
         if isinstance(what, tuple) and what[0] == "chat":
             return self._send(200, json.dumps({"choices": [what[1]]}).encode())
         if isinstance(what, tuple):
@@ -120,6 +127,7 @@ class Handler(BaseHTTPRequestHandler):
         return {"created": 1, "data": [{"url" if " " in text else "b64_json": text}]}
 
     def _send(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
+        self._done()
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
             self.send_header(name, value)

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import random
+import re
 import threading
 import time
 import urllib.error
@@ -94,9 +95,8 @@ class Endpoint:
     def excerpt(self, text: str | bytes, length: int = 200) -> str:
         """The beginning of what a server said, in one line and without the key."""
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        key = self.key()
-        for form in (key, json.dumps(key)[1:-1], key.replace("/", "\\/")):
-            text = text.replace(form, "[key]") if form else text
+        if key := self.key():
+            text = re.sub(r"\\*".join(map(re.escape, key)), "[key]", text)  # as it is, or escaped once or twice
         return " ".join(text.split())[:length]
 
     def post(self, path: str, body: Mapping[str, Any], about: str) -> Any:

@@ -1,0 +1,159 @@
+"""UnifiedReward: a vision-language model behind an OpenAI-compatible server grades each image from 1 to 5."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from recast.endpoint import Endpoint, FailedError
+from recast.errors import RecastError
+from recast.rewards.base import Images, as_tensor
+
+Task = tuple[NDArray[np.uint8], str]
+THREE = ("alignment", "coherence", "style")
+# "Style Score (1-5): 3.62", "**Final Score:** 4/5"; never the beginning of "3,5", "1-5", "4/10" or "3.2e1".
+_SCORE = (
+    r"\b{} score\b[ \t*_]*(?:\(1\s*[-–]\s*5\))?[ \t*_]*:[ \t*_]*([-+]?\d+(?:\.\d+)?)"
+    r"(?:\s*(?:/|out of)\s*5(?:\.0)?)?(?!\s*(?:/|out of)|\s*[-–]\s*\d|[\w%]|[.,]\d)"
+)
+
+
+class UnifiedReward:
+    """The grade of an image for its prompt: the final score of the answer, or the mean of its three.
+
+    Ask a server of your own (`vllm serve CodeGoat24/UnifiedReward-2.0-qwen3vl-8b`) or another under `base_url`; a key
+    is sent where the environment has `key_variable`. Images become PNGs of `size` × `size` pixels, as those that the
+    model is published with. `template` is a text file with {prompt} in it, and may ask for either form of answer;
+    without one, the wording is this package's. The same image and prompt are asked for once a call.
+    """
+
+    def __init__(
+        self,
+        base_url: str = "http://localhost:8000/v1",
+        model: str = "CodeGoat24/UnifiedReward-2.0-qwen3vl-8b",
+        template: str | Path | None = None,
+        key_variable: str = "UNIFIEDREWARD_API_KEY",
+        concurrency: int = 32,
+        retries: int = 5,
+        backoff: float = 1.0,
+        timeout: float = 120.0,
+        size: int = 512,
+        max_tokens: int = 1024,
+    ) -> None:
+        if size < 1 or max_tokens < 1:
+            raise RecastError(f"unifiedreward's size and max_tokens are at least 1, not {size} and {max_tokens}")
+        self.model, self.size, self.max_tokens, self.template = model, size, max_tokens, _template(template)
+        self.endpoint = Endpoint(
+            base_url, key_variable, concurrency=concurrency, retries=retries, backoff=backoff, timeout=timeout
+        )
+
+    def __call__(
+        self, images: Images, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None
+    ) -> NDArray[np.float64]:
+        """One grade per image, in [1, 5]."""
+        return self.details(images, prompts)["score"]
+
+    def details(self, images: Images, prompts: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+        """`score` and what it was made of: `alignment`, `coherence`, `style` and `final`, NaN where not given."""
+        pixels = (as_tensor(images, prompts).float() * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+        tasks: dict[tuple[bytes, str], Task] = {}
+        order = []
+        for image, prompt in zip(pixels, prompts, strict=True):
+            order.append((hashlib.sha256(image.tobytes()).digest(), prompt))
+            tasks.setdefault(order[-1], (image, prompt))
+        answers = self.endpoint.each(
+            self._ask, list(tasks.values()), lambda task: f"no score for the prompt {task[1]!r}"
+        )
+        found = dict(zip(tasks, answers, strict=True))
+        return {part: np.array([found[key][part] for key in order], np.float64) for part in ("score", *THREE, "final")}
+
+    def _ask(self, task: Task) -> dict[str, float]:
+        pixels, prompt = task
+        data = base64.b64encode(_png(pixels, self.size)).decode()
+        content = [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+            {"type": "text", "text": self.template.replace("{prompt}", prompt)},
+        ]
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "max_tokens": self.max_tokens,
+        }
+        reply = self.endpoint.post("chat/completions", body, f"the prompt {prompt!r}")
+        try:
+            choice = reply["choices"][0]
+            text, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+        except (KeyError, IndexError, TypeError, AttributeError):
+            text, cut = None, False
+        if not isinstance(text, str):
+            raise FailedError(f"the reply has no text: {self.endpoint.excerpt(json.dumps(reply))}")
+        if cut:  # 3.6 may be the beginning of 3.62, or of nothing
+            raise FailedError(f"the answer was cut at max_tokens = {self.max_tokens}")
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise FailedError(f"{error}: {self.endpoint.excerpt(text)!r}") from None
+
+
+def parse(text: str) -> dict[str, float]:
+    r"""`score` and parts of an answer, NaN for the parts it does not have; without a score in [1, 5] a ValueError.
+
+    >>> parse("Alignment Score (1-5): 4\nCoherence Score (1-5): 3.5\nStyle Score (1-5): 3")["score"]
+    3.5
+    >>> parse("cat (animal): 1\nFinal Score: 4.5")["score"]
+    4.5
+    """
+    parts = {}
+    for part in (*THREE, "final"):
+        found = re.findall(_SCORE.format(part), text, re.IGNORECASE)
+        parts[part] = float(found[-1]) if found else math.nan  # an answer comes after the reasons for it
+        if found and not 1 <= parts[part] <= 5:
+            raise ValueError(f"the {part} score {found[-1]} is outside [1, 5]")
+    score = parts["final"] if not math.isnan(parts["final"]) else sum(parts[part] for part in THREE) / len(THREE)
+    if math.isnan(score):
+        raise ValueError("the answer has neither a final score nor all three of alignment, coherence and style")
+    return {"score": score, **parts}
+
+
+def _png(pixels: NDArray[np.uint8], size: int) -> bytes:
+    """A PNG of size × size. Pillow's encoder takes four times as long, and holds all other threads up meanwhile."""
+    if pixels.shape[:2] != (size, size):
+        pixels = np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
+    flat = pixels.reshape(size, 3 * size)
+    rows = np.concatenate([np.ones((size, 1), np.uint8), flat], 1)  # 1: each pixel less the one on its left
+    rows[:, 4:] -= flat[:, :-3]
+    packer = zlib.compressobj(1, strategy=zlib.Z_RLE)
+    file = b"\x89PNG\r\n\x1a\n"
+    for name, data in (
+        (b"IHDR", struct.pack(">2I5B", size, size, 8, 2, 0, 0, 0)),
+        (b"IDAT", packer.compress(rows.tobytes()) + packer.flush()),
+        (b"IEND", b""),
+    ):
+        file += struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    return file
+
+
+def _template(path: str | Path | None) -> str:
+    """The text of a template, which has a place for the prompt."""
+    source = files("recast.rewards") / "data/unifiedreward.txt" if path is None else Path(path).expanduser()
+    try:
+        text = source.read_text(encoding="utf-8").rstrip("\n")  # an editor's, not the author's
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecastError(f"unifiedreward's template {source} cannot be read: {error}") from error
+    if "{prompt}" not in text:
+        raise RecastError(f"unifiedreward's template {source} has no {{prompt}}, the place where the prompt goes")
+    return text

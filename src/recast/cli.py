@@ -14,8 +14,10 @@ from typer.core import TyperGroup
 from recast import processes
 from recast._version import __version__
 from recast.analyze import app as analyze
+from recast.arguments import Overrides, RecipeFile, RunFolder
 from recast.console import console, duration, needs, progress, watching
 from recast.errors import RecastError
+from recast.report import cli as reporting
 from recast.rewards.cli import app as rewards
 from recast.shapes.cli import app as shapes
 from recast.train import cli as training
@@ -47,12 +49,8 @@ app.add_typer(analyze, name="analyze")
 app.add_typer(rewards, name="rewards")
 app.command()(training.train)
 app.command()(training.doctor)
+app.command()(reporting.evaluate)
 
-RecipeFile = Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/mixture.yaml.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings to change, as section.key=value.", show_default=False)
-]
-RunFolder = Annotated[Path, typer.Option("--out", help="The folder that collects the run's artifacts.")]
 Budget = Annotated[str | None, typer.Option("--budget", help="How much each reward counts: name=number,name=number,…")]
 MethodName = Annotated[str, typer.Option("--method", help="sinkhorn, static, row, hard, shared, reversed or shuffled.")]
 Tau = Annotated[float, typer.Option("--tau", help="Sinkhorn temperature: below 1 sharper, above 1 flatter.")]

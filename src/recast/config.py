@@ -187,6 +187,22 @@ class TrainConfig(_Section):
         return {key: value for key, value in self.model_dump(mode="json").items() if key not in idle}
 
 
+class EvaluateConfig(_Section):
+    """How a trained policy is looked at; the defaults are the paper's for SD3.5-Medium."""
+
+    prompts: str = Field("shapes:test", description="held-out ones: shapes:SPLIT, or a .txt or .jsonl file")
+    count: int | None = Field(None, ge=1, description="how many of them; all unless told")
+    repeats: int = Field(1, ge=1, description="images a prompt")
+    steps: int = Field(40, ge=1)
+    guidance: float = Field(4.5, ge=1, allow_inf_nan=False, description="classifier-free guidance; 1 is none")
+    solver: Literal["euler", "dpm2"] = "dpm2"
+    seed: int = Field(42, ge=0, lt=2**31, description="of the first image; the others count up")
+    batch: int = Field(16, ge=1, description="images made at a time, in multiples of 16")
+    judges: dict[str, dict[str, Any] | None] = Field(
+        default_factory=dict, description="held-out rewards, each with its options, beside the trained ones"
+    )
+
+
 class Recipe(_Section):
     """Settings of all stages."""
 
@@ -198,11 +214,12 @@ class Recipe(_Section):
     estimate: EstimateConfig = EstimateConfig()
     weigh: WeighConfig = WeighConfig()
     train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> Recipe:
         if self.world.kind == "mixture":
-            for name in self.model_fields_set & {"policy", "prompts", "propose", "rewards", "train"}:
+            for name in self.model_fields_set & {"policy", "prompts", "propose", "rewards", "train", "evaluate"}:
                 raise ValueError(f"the section {name} belongs to world.kind = images, not to mixture")
         elif idle := self.world.model_fields_set - {"kind"}:
             raise ValueError(f"world.{min(idle)} belongs to world.kind = mixture, not to images")

@@ -130,6 +130,21 @@ def remaining_table(rows: Sequence[Remaining], first: str, second: str) -> Table
     return table
 
 
+def scores_table(scores: Any) -> Table:
+    """One row per reward of an evaluated policy: mean, standard error of the mean, and where it applies."""
+    table = Table(title=f"{scores.method} on {len(scores.images)} images", title_justify="left")
+    for header in ("reward", "kind", "mean", "± s.e.", "applies"):
+        table.add_column(header, justify="left" if header in ("reward", "kind") else "right")
+    for name, values in zip(scores.rewards, scores.values, strict=True):
+        known = values[~np.isnan(values)]
+        mean, error = "-", "-"
+        if len(known) > 1:
+            mean, error = f"{known.mean():.4g}", f"{known.std(ddof=1) / len(known) ** 0.5:.2g}"
+        kind = "trained" if name in scores.trained else "held out"
+        table.add_row(name, kind, mean, error, f"{len(known) / len(values):.0%}")
+    return table
+
+
 def rewards_table(entries: Mapping[str, Any], missing: Mapping[str, Sequence[str]]) -> Table:
     """One row per reward: what it is, its range, and whether anything is missing here."""
     table = Table(title="rewards", title_justify="left")

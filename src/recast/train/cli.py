@@ -8,13 +8,8 @@ from typing import Annotated
 import typer
 
 from recast import processes
+from recast.arguments import Overrides, RecipeFile, RunFolder
 from recast.console import console, needs, training
-
-RecipeFile = Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/shapes.yaml.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings to change, as section.key=value.", show_default=False)
-]
-RunFolder = Annotated[Path, typer.Option("--out", help="The folder that collects the run's artifacts.")]
 
 
 def train(

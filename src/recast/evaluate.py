@@ -1,0 +1,205 @@
+"""`recast evaluate`: the same prompts and seeds for every policy, all rewards on the same images, one row an image.
+
+RUN/scores holds images/ (PNG), parts/ (scores of a few images each, kept as soon as they are there) and, once all is
+done, scores.jsonl. Everything is made once: a run that is killed goes on where it was, and a judge that is added
+later scores the images that are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recast import processes, prompts, propose
+from recast.config import Recipe
+from recast.core import artifact
+from recast.errors import RecastError
+from recast.estimate.shards import flatten
+from recast.estimate.worlds import TILE
+from recast.flow import lora as adapters
+from recast.flow import sd3
+from recast.flow.generate import generate
+from recast.proposals.store import to_array, to_png
+from recast.report.scores import FORMAT
+from recast.rewards import base
+
+PART_FORMAT = "recast.scores.part"
+PART = 64
+"""Images whose scores are kept in one file."""
+Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image to be made and scored: its number, prompt with metadata, and seed."""
+
+    index: int
+    row: Mapping[str, Any]
+    seed: int
+
+    @property
+    def file(self) -> str:
+        """Where it is, below RUN/scores."""
+        return f"images/{self.index:05d}.png"
+
+
+def evaluate(recipe: Recipe, out: Path, lora: Path | None, progress: Progress) -> Path | None:
+    """RUN/scores/scores.jsonl of an adapter, or of the base where there is none.
+
+    Every process of a launcher calls it; the first returns the file, the others None.
+    """
+    _check(recipe, lora)
+    images = planned(recipe)
+    folder = out / "scores"
+    if processes.RANK == 0:
+        _claim(folder, recipe, lora, images)
+    processes.wait()
+    parts = [images[start : start + PART] for start in range(0, len(images), PART)]
+    mine = parts[processes.RANK :: processes.COUNT]
+    _draw(recipe, lora, folder, [image for part in mine for image in part], progress)
+    _score(recipe, folder, mine, progress)
+    processes.wait()
+    return _collect(recipe, folder, parts) if processes.RANK == 0 else None
+
+
+def planned(recipe: Recipe) -> list[Image]:
+    """Every image: the prompts in their order, then again for each repeat; seed + number, whatever the policy."""
+    settings = recipe.evaluate
+    rows = prompts.load(settings.prompts, settings.count) * settings.repeats
+    return [Image(k, row, settings.seed + k) for k, row in enumerate(rows)]
+
+
+def judges(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Options of every reward that scores: the trained ones, then the held-out ones."""
+    return {name: options or {} for name, options in {**recipe.rewards, **recipe.evaluate.judges}.items()}
+
+
+def _check(recipe: Recipe, lora: Path | None) -> None:
+    """What can be known before anything is loaded."""
+    if recipe.world.kind != "images":
+        raise RecastError(f"evaluation needs a policy that makes images, and world.kind = {recipe.world.kind} has none")
+    if not judges(recipe):
+        raise RecastError("the recipe names no reward: put at least one under rewards or evaluate.judges")
+    for name in judges(recipe):
+        base.find(name)
+    if lora is not None and not (lora / adapters.FILE).is_file():
+        raise RecastError(f"{lora} has no adapter: train first, name one by --lora, or evaluate the base by --base")
+
+
+def identity(recipe: Recipe, lora: Path | None, images: Sequence[Image]) -> dict[str, Any]:
+    """The settings that decide the images, by their dotted names."""
+    settings = recipe.evaluate
+    policy = propose.policy_identity(recipe) | {"guidance": settings.guidance}
+    policy["lora"] = None if lora is None else hashlib.sha256((lora / adapters.FILE).read_bytes()).hexdigest()
+    made = {"steps": settings.steps, "solver": settings.solver, "seed": settings.seed}
+    rows = [image.row for image in images[: len(images) // settings.repeats]]
+    return flatten({"policy": policy, "evaluate": made | {"prompts": prompts.digest([dict(row) for row in rows])}})
+
+
+def _claim(folder: Path, recipe: Recipe, lora: Path | None, images: Sequence[Image]) -> None:
+    """Write what the folder is for; images of other settings are never mixed in."""
+    settings, path = identity(recipe, lora, images), folder / "manifest.json"
+    if path.exists():
+        known = artifact.read(path, FORMAT)["settings"]
+        for key in sorted({*known, *settings}):
+            if known.get(key) != settings.get(key):
+                raise RecastError(
+                    f"{folder} holds images made with {key} = {known.get(key)!r}, not {settings.get(key)!r}: "
+                    "choose another --out, or remove the folder"
+                )
+    budget = recipe.weigh.budget or dict.fromkeys(recipe.rewards, 1.0)
+    run = {"method": "base" if lora is None else recipe.weigh.method, "budget": budget, "seed": recipe.train.seed}
+    held_out = [name for name in judges(recipe) if name not in recipe.rewards]
+    fields = {"settings": settings, "run": run, "trained": list(recipe.rewards), "held_out": held_out}
+    artifact.write(path, FORMAT, fields)
+    for name in ("images", "parts"):
+        (folder / name).mkdir(exist_ok=True)
+
+
+def _draw(recipe: Recipe, lora: Path | None, folder: Path, images: Sequence[Image], progress: Progress) -> None:
+    """Make the images that are missing."""
+    missing = [image for image in images if not (folder / image.file).is_file()]
+    if not missing:
+        return
+    settings = recipe.evaluate
+    adapter = None if lora is None else str(lora)
+    policy = sd3.load(recipe.policy.model_copy(update={"guidance": settings.guidance, "lora": adapter}))
+    size = max(1, settings.batch // TILE) * TILE
+    batches = [missing[start : start + size] for start in range(0, len(missing), size)]
+    for batch in progress(batches, "making images", len(batches)):
+        # Padded to whole tiles, so that an image's bits do not depend on which others are missing.
+        whole = [*batch, *[batch[-1]] * (-len(batch) % TILE)]
+        texts, seeds = [image.row["prompt"] for image in whole], [image.seed for image in whole]
+        made = generate(policy, texts, seeds, steps=settings.steps, method=settings.solver, batch=len(whole))
+        for image, pixels in zip(batch, made, strict=False):
+            _write(folder / image.file, to_png(pixels))
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        raise RecastError(f"{path}: the image cannot be written: {error.strerror or error}") from error
+
+
+def _score(recipe: Recipe, folder: Path, parts: Sequence[Sequence[Image]], progress: Progress) -> None:
+    """Score what is missing, reward by reward: one model at a time in memory, and each part kept at once."""
+    options = judges(recipe)
+    todo = [(name, part) for name in options for part in parts if not _known(folder, name, options[name], part)]
+    loaded: tuple[str, base.Reward] | None = None
+    for name, part in progress(todo, "scoring", len(todo)):
+        if loaded is None or loaded[0] != name:
+            loaded = (name, base.load(name, **options[name]))
+        rows = [image.row for image in part]
+        texts = [row["prompt"] for row in rows]
+        values = base.score({name: loaded[1]}, _read(folder, part), texts, rows)[0]
+        fields = {"reward": name, "options": options[name], "scores": values}
+        artifact.write(_path(folder, name, part), PART_FORMAT, fields)
+
+
+def _path(folder: Path, name: str, part: Sequence[Image]) -> Path:
+    """A part's scores by one reward; the name is hashed, since a reward of one's own has a colon in it."""
+    short = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return folder / "parts" / f"{part[0].index:05d}-{short}.json"
+
+
+def _known(folder: Path, name: str, options: Mapping[str, Any], part: Sequence[Image]) -> list[float] | None:
+    """Scores that were kept, unless the reward had other options or there were fewer images."""
+    path = _path(folder, name, part)
+    if not path.exists():
+        return None
+    found = artifact.read(path, PART_FORMAT)
+    same = found.get("options") == json.loads(json.dumps(options)) and len(found["scores"]) == len(part)
+    return found["scores"] if same else None
+
+
+def _read(folder: Path, part: Sequence[Image]) -> Tensor:
+    """Images as they are on disk, so that scores do not depend on when they were made."""
+    contents = [(folder / image.file).read_bytes() for image in part]
+    from PIL import Image as Pillow
+
+    with Pillow.open(folder / part[0].file) as first:
+        side = first.size[0]
+    return torch.from_numpy(np.stack([to_array(content, side) for content in contents]))
+
+
+def _collect(recipe: Recipe, folder: Path, parts: Sequence[Sequence[Image]]) -> Path:
+    """One row an image with all its scores, in order."""
+    options, lines = judges(recipe), []
+    for part in parts:
+        columns = {name: _known(folder, name, options[name], part) or [] for name in options}
+        for k, image in enumerate(part):
+            scores = {name: column[k] for name, column in columns.items()}
+            row = {"index": image.index, "prompt": image.row["prompt"], "seed": image.seed, "file": image.file}
+            lines.append(json.dumps(row | {"scores": scores}, ensure_ascii=False))
+    return artifact.write_text(folder / "scores.jsonl", "\n".join(lines) + "\n")

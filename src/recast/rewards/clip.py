@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 """CLIP's statistics of pixels."""
 KEPT = 100_000
 """Prompts whose embeddings are kept: 400 MB at most."""
-_shared: weakref.WeakValueDictionary[tuple[Any, ...], Clip] = weakref.WeakValueDictionary()
+Model = TypeVar("Model")
+_shared: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
 
 
 class Clip:
@@ -54,16 +55,23 @@ class Clip:
             seen, version, how, features = self._last
             if seen() is images and not images.is_inference() and version == images._version and how == pixels:
                 return features
-        parts = []
-        with devices.visiting(self.model, self.device, self.offload):
-            for part in images.split(batch_size):
-                seen_pixels = pixels(part).to(self.device, self.dtype)
-                output = self.model.get_image_features(pixel_values=seen_pixels).pooler_output
-                parts.append(functional.normalize(output.float(), dim=-1))
-        features = torch.cat(parts) if parts else torch.empty(0, self.model.config.projection_dim, device=self.device)
+        features = self._vision(pixels(part) for part in images.split(batch_size))
         if not images.is_inference():
             self._last = (weakref.ref(images), images._version, pixels, features)
         return features
+
+    @torch.no_grad()
+    def seen(self, pixels: Tensor, batch_size: int) -> Tensor:
+        """Embeddings (B, d) of what the vision tower sees, made by the caller; they are not kept."""
+        return self._vision(pixels.split(batch_size))
+
+    def _vision(self, parts: Iterable[Tensor]) -> Tensor:
+        found = []
+        with devices.visiting(self.model, self.device, self.offload):
+            for part in parts:
+                output = self.model.get_image_features(pixel_values=part.to(self.device, self.dtype)).pooler_output
+                found.append(functional.normalize(output.float(), dim=-1))
+        return torch.cat(found) if found else torch.empty(0, self.model.config.projection_dim, device=self.device)
 
     @torch.no_grad()
     def texts(self, prompts: Sequence[str], batch_size: int) -> Tensor:
@@ -92,7 +100,7 @@ class Clip:
         return (self.images(images, pixels, batch_size) * self.texts(prompts, batch_size)).sum(-1)
 
 
-def shared(key: tuple[Any, ...], make: Callable[[], Clip]) -> Clip:
+def shared(key: tuple[Any, ...], make: Callable[[], Model]) -> Model:
     """The model of a key, made where no reward holds it yet."""
     found = _shared.get(key)
     if found is None:

@@ -50,6 +50,7 @@ app.add_typer(rewards, name="rewards")
 app.command()(training.train)
 app.command()(training.doctor)
 app.command()(reporting.evaluate)
+app.command()(reporting.report)
 
 Budget = Annotated[str | None, typer.Option("--budget", help="How much each reward counts: name=number,name=number,…")]
 MethodName = Annotated[str, typer.Option("--method", help="sinkhorn, static, row, hard, shared, reversed or shuffled.")]

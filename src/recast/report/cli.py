@@ -1,4 +1,4 @@
-"""The verb `evaluate`."""
+"""The verbs `evaluate` and `report`."""
 
 from __future__ import annotations
 
@@ -44,3 +44,21 @@ def evaluate(
 
     console.print(tables.scores_table(Scores.load(path.parent)))
     console.print(f"wrote {path}", soft_wrap=True)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Evaluated runs, or folders that hold some.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", help="Where the tables and the page go.")] = Path("report"),
+) -> None:
+    """Compare evaluated runs: tables for terminal, Markdown, LaTeX and CSV, and one page to look at.
+
+    Example: `recast report runs/base runs/static runs/recast --out runs/report`
+    """
+    from recast.report import render, stage
+
+    made = stage.report(runs, out)
+    for table in made.tables:
+        console.print(render.rich(table))
+    for alarm in made.alarms:
+        console.print(f"warning: {alarm}", soft_wrap=True)
+    console.print(f"{made.found}\nthe page is {made.page}", soft_wrap=True)

@@ -1,0 +1,93 @@
+"""The page: one HTML file with everything in it, which opens from disk without a network."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recast.core.curves import GainCurves
+from recast.report.render import Table, html
+from recast.report.scores import Scores
+from recast.report.sections import shown
+
+PICTURES = 96
+"""Prompts in the gallery: the first ones, whatever their scores."""
+SMALL, SIDE, QUALITY = 128, 384, 85
+"""Images up to SMALL pixels go in as they are; larger ones as JPEGs of SIDE pixels."""
+
+
+def page(
+    found: str,
+    alarms: Sequence[str],
+    tables: Sequence[Table],
+    curves: GainCurves | None,
+    budget: Mapping[str, float],
+    training: Sequence[Mapping[str, Any]],
+    gallery: Sequence[Scores],
+) -> str:
+    """The whole page as text."""
+    data = {
+        "found": found,
+        "alarms": list(alarms),
+        "tables": [html(table) for table in tables],
+        "curves": None if curves is None else _curves(curves, budget),
+        "training": list(training),
+        "gallery": _gallery(gallery),
+    }
+    text = json.dumps(data, allow_nan=False).replace("</", "<\\/")  # no prompt may end the script
+    template = (files("recast.report") / "data/page.html").read_text(encoding="utf-8")
+    return template.replace("__DATA__", text)
+
+
+def _curves(curves: GainCurves, budget: Mapping[str, float]) -> dict[str, Any]:
+    bands: dict[str, Any] = {}
+    if curves.D_prompts is not None:
+        intervals = curves.intervals()
+        bands = {key: [side.tolist() for side in intervals[key]] for key in ("gains", "normalized")}
+    normalized = curves.normalized()
+    return {
+        "rewards": list(curves.rewards),
+        "gains": curves.gains.tolist(),
+        "normalized": normalized.tolist(),
+        "silent": [not row.any() for row in normalized],
+        "bands": bands,
+        "budget": [float(budget.get(name, 1.0)) for name in curves.rewards],
+    }
+
+
+def _gallery(policies: Sequence[Scores]) -> dict[str, Any]:
+    """The same prompt and seed by every policy, with all scores."""
+    if not policies:
+        return {"methods": [], "rewards": [], "items": []}
+    rewards = [name for name in policies[0].rewards if all(name in each.rewards for each in policies)]
+    items = []
+    for k, image in enumerate(policies[0].images[:PICTURES]):
+        scores, pictures = {}, {}
+        for policy in policies:
+            column = policy.values[[policy.rewards.index(name) for name in rewards], k]
+            known = [None if np.isnan(value) else float(value) for value in column]
+            scores[shown(policy.method)] = dict(zip(rewards, known, strict=True))
+            pictures[shown(policy.method)] = _embedded(policy.folder / policy.images[k]["file"])
+        items.append({"prompt": image["prompt"], "seed": image["seed"], "scores": scores, "images": pictures})
+    return {"methods": [shown(policy.method) for policy in policies], "rewards": rewards, "items": items}
+
+
+def _embedded(path: Path) -> str:
+    """An image as a data URL, small enough for a page with many."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        if max(image.size) <= SMALL:
+            return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+        image = image.convert("RGB")
+        image.thumbnail((SIDE, SIDE))
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=QUALITY)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

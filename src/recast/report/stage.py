@@ -1,0 +1,153 @@
+"""`recast report`: from run folders to tables in four forms, and the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recast.core import artifact
+from recast.core.curves import GainCurves
+from recast.errors import RecastError
+from recast.report import compare, page, render, sections
+from recast.report.compare import AGGREGATE, Run
+from recast.report.render import Table
+from recast.report.scores import Scores
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found: one sentence, warnings, the tables, and where the page is."""
+
+    found: str
+    alarms: tuple[str, ...]
+    tables: tuple[Table, ...]
+    page: Path
+
+
+def report(folders: Sequence[Path], out: Path) -> Report:
+    """Tables (report.md, report.tex, CSV) and index.html in `out`, from evaluated runs.
+
+    A folder is a run, or holds runs; the same prompts and seeds must have been scored in all of them.
+    """
+    policies = find(folders)
+    runs = [as_run(policy) for policy in policies]
+    trained, held_out = policies[0].trained, policies[0].held_out
+    tables = build(runs, trained, held_out)
+    alarms = tuple(compare.hacking(runs, held_out))
+    found = sentence(runs, held_out)
+    budget = next((dict(run.budget) for run in runs if run.method != "base"), dict(runs[0].budget))
+    curves = _curves([*folders, *(policy.folder.parent for policy in policies)])
+    text = page.page(found, alarms, tables, curves, budget, _training(policies), _pictures(policies))
+    path = artifact.write_text(out / "index.html", text)
+    artifact.write_text(out / "report.md", "\n".join([f"{found}\n", *alarms, *map(render.markdown, tables)]))
+    artifact.write_text(out / "report.tex", "\n".join(map(render.latex, tables)))
+    for table in tables:
+        artifact.write_text(out / "tables" / f"{table.name}.csv", render.comma_separated(table))
+    return Report(found, alarms, tuple(tables), path)
+
+
+def find(folders: Sequence[Path]) -> list[Scores]:
+    """Every evaluated policy in the folders, in a fixed order; two of the same method, budget and seed are an error."""
+    places: dict[Path, None] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise RecastError(f"{folder} is not a folder of runs")
+        found = sorted(path.parent for path in folder.glob("**/scores/manifest.json"))
+        found += [folder] if (folder / "manifest.json").is_file() and (folder / "scores.jsonl").is_file() else []
+        if not found:
+            raise RecastError(f"{folder} has no evaluated run: run recast evaluate with --out there first")
+        places |= dict.fromkeys(path.resolve() for path in found)
+    policies = [Scores.load(place) for place in places]
+    seen: dict[tuple[Any, ...], Scores] = {}
+    for policy in policies:
+        key = (policy.method, tuple(policy.budget.items()), policy.seed) if policy.method != "base" else ("base",)
+        if key in seen:
+            raise RecastError(
+                f"{policy.folder} and {seen[key].folder} are both {policy.method} with the same budget and seed"
+            )
+        seen[key] = policy
+        first = policies[0]
+        if [(i["prompt"], i["seed"]) for i in policy.images] != [(i["prompt"], i["seed"]) for i in first.images]:
+            raise RecastError(f"{policy.folder} and {first.folder} were evaluated on other prompts or seeds")
+        if (policy.trained, policy.held_out) != (first.trained, first.held_out):
+            raise RecastError(f"{policy.folder} and {first.folder} were scored by other rewards")
+    return policies
+
+
+def as_run(policy: Scores) -> Run:
+    """A policy's scores as the comparison takes them."""
+    values = dict(zip(policy.rewards, policy.values, strict=True))
+    return Run(policy.method, tuple(policy.budget.items()), policy.seed, policy.means(), values)
+
+
+def build(runs: Sequence[Run], trained: Sequence[str], held_out: Sequence[str]) -> list[Table]:
+    """All tables that these runs allow."""
+    tables = [sections.pooled(runs, trained, "Training rewards on held-out prompts", "trained")]
+    if held_out:
+        tables.append(sections.pooled(runs, held_out, "Held-out judges", "held-out", aggregate=False))
+    if compare.pairs(runs, "sinkhorn", "static"):
+        tables.append(sections.by_budget(runs, trained, "Training rewards by budget", "trained-by-budget"))
+        if held_out:
+            title = "Held-out judges by budget"
+            tables.append(sections.by_budget(runs, held_out, title, "held-out-by-budget", aggregate=False))
+    further = (sections.ablation(runs), sections.certainty(runs, (*trained, *held_out)))
+    return tables + [table for table in further if table is not None]
+
+
+def sentence(runs: Sequence[Run], held_out: Sequence[str]) -> str:
+    """What the runs say, whichever way it goes."""
+    matched = compare.pairs(runs, "sinkhorn", "static")
+    if not matched:
+        names = ", ".join(map(sections.shown, sections.methods(runs)))
+        return f"{len(runs)} runs ({names}); there is no matched pair of ReCAST and static to compare."
+    ours, static = (compare.pool([pair[k] for pair in matched], AGGREGATE) for k in (0, 1))
+    gap = compare.difference(matched, AGGREGATE)
+    won, count = compare.wins(matched, AGGREGATE)
+    verdict = "is above" if gap.low > 0 else "is below" if gap.high < 0 else "ties with"
+    text = (
+        f"ReCAST {verdict} static on the training rewards: aggregate {ours.mean:.3f} against {static.mean:.3f} "
+        f"({gap.mean:+.3f}, 95 % {gap.low:+.3f} to {gap.high:+.3f} over prompts), {won} of {count} matched pairs won"
+    )
+    judges = [f"{judge} {compare.difference(matched, judge).mean:+.3f}" for judge in held_out]
+    return text + (f"; held-out judges: {', '.join(judges)}." if judges else ".")
+
+
+def _curves(folders: Sequence[Path]) -> GainCurves | None:
+    for folder in folders:
+        for place in (folder, folder.parent):
+            if (place / "gains.json").is_file():
+                return GainCurves.load(place / "gains.json")
+    return None
+
+
+def _training(policies: Sequence[Scores]) -> list[dict[str, Any]]:
+    """Rewards over epochs of every run that left metrics."""
+    found = []
+    for policy in policies:
+        path = policy.folder.parent / "metrics.jsonl"
+        if policy.method == "base" or not path.is_file():
+            continue
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        names = [key for key in rows[0] if key.startswith("reward/")] if rows else []
+        columns = {name.removeprefix("reward/"): [_finite(row.get(name)) for row in rows] for name in names}
+        method = sections.shown(policy.method)
+        found.append({"method": method, "seed": policy.seed, "epochs": [r["epoch"] for r in rows], "rewards": columns})
+    return found
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and np.isfinite(value) else None
+
+
+def _pictures(policies: Sequence[Scores]) -> list[Scores]:
+    """The base and one run of each method at one budget and seed, in the tables' order."""
+    keys = [(tuple(each.budget.items()), each.seed) for each in policies if each.method != "base"]
+    chosen = max(keys, key=lambda key: (keys.count(key), -keys.index(key)), default=None)
+    shown = [p for p in policies if p.method == "base" or (tuple(p.budget.items()), p.seed) == chosen]
+    order = sections.methods([as_run(policy) for policy in shown])
+    return sorted(shown, key=lambda policy: order.index(policy.method))

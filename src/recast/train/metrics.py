@@ -69,9 +69,11 @@ class Log:
 
 
 def scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    """For trackers: lists become one scalar a step, t = 1 first."""
+    """For trackers: lists become one scalar a step, t = 1 first; the step itself is their axis, not a value."""
     flat: dict[str, float] = {}
     for key, value in values.items():
+        if key == "step":
+            continue
         if isinstance(value, list):
             flat |= {f"{key}/t{t:02d}": float(each) for t, each in enumerate(value, start=1)}
         else:

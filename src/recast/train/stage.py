@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import warnings
 from collections.abc import Callable, Mapping
@@ -27,7 +26,7 @@ from recast.flow.generate import generate
 from recast.flow.lora import Adapters
 from recast.proposals.store import to_png
 from recast.rewards import base
-from recast.train import checkpoint, metrics
+from recast.train import checkpoint, metrics, trackers
 from recast.train.rollout import Tick
 from recast.train.trainer import StoppedError, Trainer
 
@@ -70,7 +69,7 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
     if found:
         _load(trainer, found[-1], settings)
     observer.plan(trainer.plan.describe() + (f"; going on after {found[-1].name}" if found else ""))
-    _start_trackers(recipe, accelerator, settings, trainer.position.step)
+    trackers.start(accelerator, recipe.train.trackers, out, settings, trainer.position.step)
     try:
         _loop(recipe, out, trainer, settings, observer)
     except StoppedError as stop:
@@ -88,9 +87,7 @@ def _check(recipe: Recipe, out: Path) -> None:
         raise RecastError(f"training needs a policy that makes images, and world.kind = {recipe.world.kind} has none")
     if not recipe.rewards:
         raise RecastError("the recipe names no reward: put at least one under rewards")
-    for tracker in recipe.train.trackers:
-        if importlib.util.find_spec(tracker) is None:
-            raise RecastError(f"train.trackers names {tracker}, which is not installed: pip install {tracker}")
+    trackers.check(recipe.train.trackers)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -230,10 +227,7 @@ def _preview(trainer: Trainer, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(to_png(torch.cat(list(images), dim=2)))
     temporary.replace(path)
-    for tracker in trainer.accelerator.trackers:
-        if hasattr(tracker, "log_images"):
-            layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
-            tracker.log_images({"samples": images.permute(0, 2, 3, 1).numpy()}, step=trainer.position.step, **layout)
+    trackers.show(trainer.accelerator, images, path, trainer.position.step)
 
 
 def _accelerator(recipe: Recipe, out: Path) -> Any:
@@ -265,16 +259,3 @@ def _accelerator(recipe: Recipe, out: Path) -> Any:
     if kind == DistributedType.FSDP and settings.reweigh_every:
         raise RecastError("train.reweigh_every does not run under FSDP: set it to 0, or use torchrun alone")
     return accelerator
-
-
-def _start_trackers(recipe: Recipe, accelerator: Any, settings: Mapping[str, Any], step: int) -> None:
-    if not recipe.train.trackers:
-        return
-    plain = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in settings.items()}
-    purge = {"tensorboard": {"purge_step": step + 1}} if "tensorboard" in recipe.train.trackers else {}
-    try:
-        accelerator.init_trackers("recast", plain, init_kwargs=purge)
-    except (ImportError, ValueError) as error:
-        raise RecastError(
-            f"the tracker cannot be started ({error}): pip install it, or set train.trackers=[]"
-        ) from error

@@ -1,0 +1,65 @@
+"""Who else is told how training goes: tensorboard, wandb and trackio, started by accelerate."""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate.tracking import get_available_trackers
+from torch import Tensor
+
+from recast.core import artifact
+from recast.errors import RecastError
+
+
+def check(names: Sequence[str]) -> None:
+    """Refuse a tracker that accelerate would leave out without a word because its package is missing."""
+    installed = {tracker.value for tracker in get_available_trackers()}
+    for name in names:
+        if name not in installed:
+            raise RecastError(f"train.trackers names {name}, which is not installed: pip install {name}")
+
+
+def start(accelerator: Any, names: Sequence[str], out: Path, settings: Mapping[str, Any], step: int) -> None:
+    """Start the trackers of a run that has done `step` optimizer steps; one that went on goes on there too."""
+    if not names:
+        return
+    plain = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in settings.items()}
+    chosen = options(names, out, step) if accelerator.is_main_process else {}
+    try:
+        accelerator.init_trackers("recast", plain, init_kwargs=chosen)
+    except Exception as error:  # no account, no network, a broken package: each has errors of its own
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise RecastError(
+            f"train.trackers = [{', '.join(names)}] cannot be started: {reason}; train.trackers=[] trains without"
+        ) from error
+
+
+def options(names: Sequence[str], out: Path, step: int) -> dict[str, dict[str, Any]]:
+    """What each tracker is started with, so that a run that goes on is the same run to it.
+
+    RUN/logs/id is what wandb and trackio know a run by; one that starts from nothing gets a new one.
+    """
+    path = out / "logs" / "id"
+    if step == 0 or not path.is_file():
+        artifact.write_text(path, secrets.token_hex(4))
+    known, name = path.read_text(encoding="utf-8"), out.resolve().name
+    every: dict[str, dict[str, Any]] = {
+        "tensorboard": {"purge_step": step + 1},
+        "wandb": {"id": known, "name": name, "dir": str(path.parent), "resume": "allow"},
+        "trackio": {"name": f"{name}-{known}", "resume": "allow"},
+    }
+    return {name: every[name] for name in names}
+
+
+def show(accelerator: Any, images: Tensor, sheet: Path, step: int) -> None:
+    """Give sample images (B, 3, H, W) to every tracker; trackio, which takes one at a time, gets the sheet's file."""
+    for tracker in accelerator.trackers:
+        if tracker.name == "trackio":
+            tracker.log({"samples": importlib.import_module("trackio").Image(sheet)}, step=step)
+        else:
+            layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
+            tracker.log_images({"samples": images.permute(0, 2, 3, 1).numpy()}, step=step, **layout)

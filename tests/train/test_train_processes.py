@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(folder: Path) -> Path:
     out = folder / "whole"
     said = run(command(out))
-    assert "2 groups of 4 images an epoch on 1 process; 2 optimizer steps of 4 images at 2 levels each" in said
+    (out / "plan").write_text(said.splitlines()[0])
     assert f"trained 4 epochs; wrote {out / 'lora'}" in said
     return out
 
@@ -76,6 +76,11 @@ def adapters(out: Path) -> dict[str, bytes]:
 def lines(out: Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if "second" not in key} for row in rows]
+
+
+def scored(out: Path) -> list[str]:
+    """The prompt of every image that was scored, in alphabetical order: who scored it when does not matter."""
+    return sorted(prompt for line in (out / "calls").read_text().splitlines() for prompt in json.loads(line))
 
 
 def test_killed_at_several_points_and_started_again(folder: Path) -> None:
@@ -97,9 +102,14 @@ def test_killed_at_several_points_and_started_again(folder: Path) -> None:
     assert (out / "samples/epoch-00004.png").is_file()
 
 
-def test_two_processes_give_the_same_losses_and_survive_a_kill(folder: Path, whole: Path) -> None:
+def test_two_processes_give_the_same_plan_and_losses_and_survive_a_kill(folder: Path, whole: Path) -> None:
     out = folder / "two"
-    run(command(out, launcher=TORCHRUN))
+    plan = run(command(out, launcher=TORCHRUN)).splitlines()[0]
+    same = "2 groups of 4 images an epoch on {}; 2 optimizer steps of 4 images at 2 levels each, {} of 4 pairs"
+    assert (whole / "plan").read_text() == same.format("1 process", "2 calls") + " a process and step"
+    assert plan == same.format("2 processes", "1 call") + " a process and step"
+    assert scored(out) == scored(whole)
+    assert len(scored(whole)) == 4 * 2 * 4  # epochs, groups and images of a group
     for mine, one in zip(lines(out), lines(whole), strict=True):
         assert mine.keys() == one.keys()
         for key in ("loss", "reward/detail", "group_std/detail", "share/detail", "old_decay", "step"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from recast.flow.generate import generate
 from recast.flow.lora import Adapters
 from recast.proposals.store import to_png
 from recast.rewards import base
-from recast.train import checkpoint, metrics, trackers
+from recast.train import checkpoint, metrics, trackers, zero
 from recast.train.rollout import Tick
 from recast.train.trainer import StoppedError, Trainer
 
@@ -235,27 +236,30 @@ def _accelerator(recipe: Recipe, out: Path) -> Any:
     cpu = recipe.policy.device == "cpu" or not torch.cuda.is_available()
     if settings.precision == "float16" and cpu:
         raise RecastError("train.precision = float16 needs a GPU: choose bfloat16 or float32")
+    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true" and not torch.cuda.is_available()
     handlers = [
         DistributedDataParallelKwargs(broadcast_buffers=False),  # they never change
-        InitProcessGroupKwargs(timeout=processes.PATIENCE),
+        InitProcessGroupKwargs(timeout=processes.PATIENCE, **({"backend": "gloo"} if deepspeed else {})),
     ]
     accelerator = Accelerator(
-        cpu=cpu,
+        cpu=cpu and not deepspeed,  # told to use a CPU, accelerate would leave DeepSpeed out without a word
         mixed_precision=PRECISIONS[settings.precision],
         log_with=list(settings.trackers) or None,
         project_dir=out / "logs",
         kwargs_handlers=handlers,
     )
     kind = accelerator.distributed_type
-    if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+    if kind == DistributedType.MEGATRON_LM:
         raise RecastError(f"training does not run under {kind.value}: use torchrun alone, or FSDP (docs/scale.md)")
     if kind == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise RecastError("training runs under FSDP's second version only: set fsdp_version: 2 in accelerate's config")
+    if zero.used(accelerator):
+        zero.check(accelerator)
     if kind == DistributedType.FSDP and settings.precision != "float32":
         raise RecastError(
             f"under FSDP, train.precision = {settings.precision} would round the time steps: set it to float32; "
             "policy.dtype = bfloat16 saves the memory"
         )
-    if kind == DistributedType.FSDP and settings.reweigh_every:
-        raise RecastError("train.reweigh_every does not run under FSDP: set it to 0, or use torchrun alone")
+    if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED) and settings.reweigh_every:
+        raise RecastError(f"train.reweigh_every does not run under {kind.value}: set it to 0, or use torchrun alone")
     return accelerator

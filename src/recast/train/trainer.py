@@ -24,7 +24,7 @@ from recast.flow.sd3 import SD3Policy
 from recast.flow.sharded import part, whole
 from recast.prompts import Row
 from recast.rewards import base
-from recast.train import advantage, checkpoint, groups, metrics, nft
+from recast.train import advantage, checkpoint, groups, metrics, nft, zero
 from recast.train.checkpoint import Position
 from recast.train.decay import old_decay
 from recast.train.rollout import Rollout, Tick, rollout, start_noise
@@ -56,6 +56,9 @@ class Trainer:
         self.sigmas = policy.sigmas(settings.steps or weights.steps)
         self.plan = make_plan(settings, len(self.sigmas) - 1, accelerator.num_processes)
         accelerator.gradient_accumulation_steps = self.plan.accumulation
+        self._zero = zero.used(accelerator)
+        if self._zero:
+            zero.configure(accelerator, self.plan, settings.clip_norm)
         if settings.checkpointing:
             policy.pipe.transformer.enable_gradient_checkpointing()
         optimizer = torch.optim.AdamW(
@@ -72,7 +75,7 @@ class Trainer:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # accelerate's word for it
             policy.model, self.optimizer = accelerator.prepare(
-                policy.pipe.transformer, optimizer, device_placement=[False, True]
+                policy.pipe.transformer, optimizer, device_placement=None if self._zero else [False, True]
             )
         adapters.collect()
         self.ema = EMAModel(adapters.parameters, decay=settings.ema)
@@ -157,7 +160,7 @@ class Trainer:
             with self.accelerator.accumulate(self.policy.model):
                 noise = start_noise(self.policy.latent_shape, self._seeds[images[row - rows[0]], step + 2])
                 terms = self._terms(data, row, noise, sigma, r)
-                self.accelerator.backward(terms.total.mean())
+                self._backward(terms.total.mean())
                 seen.append(torch.stack([getattr(terms, name).detach() for name in LOSSES]))
                 if self.accelerator.sync_gradients:
                     norm = self._clip(torch.cat(seen, 1), pairs[2], update)
@@ -200,12 +203,27 @@ class Trainer:
             penalty=settings.penalty,
         )
 
+    def _backward(self, loss: Tensor) -> None:
+        """Add to the gradients; accelerate would step DeepSpeed's optimizer at once, before anything is looked at."""
+        if self._zero:
+            self.policy.model.set_gradient_accumulation_boundary(self.accelerator.sync_gradients)
+            self.policy.model.backward(loss)
+        else:
+            self.accelerator.backward(loss)
+
     def _clip(self, losses: Tensor, sigmas: Tensor, update: int) -> Tensor:
-        """The gradient's norm before clipping; a loss or gradient that is not finite stops the run before the step."""
+        """The gradient's norm before clipping; a loss or gradient that is not finite stops the run before the step.
+
+        DeepSpeed, which clips within its step, takes it here.
+        """
         where = f"is not finite in epoch {self.position.epoch + 1}, optimizer step {update + 1}"
         finite = torch.isfinite(losses).cpu()
         if self.anywhere(not bool(finite.all())):
             raise StoppedError(f"{_culprit(finite, sigmas)} {where}")
+        if self._zero:
+            if (norm := zero.step(self.policy.model, self.optimizer.optimizer)) is None:
+                raise StoppedError(f"the gradient of an adapter {where}")
+            return norm
         if self.accelerator.scaler is None:  # float16 skips a step that overflows, and lowers its scale
             named = self.adapters.transformer.named_parameters()
             trained = {name: part(each.grad) for name, each in named if each.grad is not None}
@@ -237,7 +255,10 @@ class Trainer:
         self.adapters.save(temporary / "default", "default", first)
         self.adapters.save(temporary / "old", "old", first)
         self.save_ema(temporary / "ema")
-        moments = checkpoint.optimizer_tensors(self.optimizer.optimizer)
+        if self._zero:
+            moments = zero.optimizer_tensors(self.accelerator, self.optimizer.optimizer, self.adapters.parameters)
+        else:
+            moments = checkpoint.optimizer_tensors(self.optimizer.optimizer)
         if first:
             checkpoint.save_tensors(temporary / "optimizer.safetensors", moments)
             self.weights.save(temporary / "weights.json")
@@ -265,7 +286,10 @@ class Trainer:
         self.adapters.load(path / "default", "default")
         self.adapters.load(path / "old", "old")
         tensors = checkpoint.load_tensors(path / "optimizer.safetensors")
-        checkpoint.load_optimizer(self.optimizer.optimizer, tensors)
+        if self._zero:
+            zero.load_optimizer(self.accelerator, self.optimizer.optimizer, tensors)
+        else:
+            checkpoint.load_optimizer(self.optimizer.optimizer, tensors)
         self.schedule.load_state_dict({**facts["schedule"], "lr_lambdas": [None]})
         for group, rate in zip(self.optimizer.param_groups, facts["schedule"]["_last_lr"], strict=True):
             group["lr"] = rate

@@ -114,7 +114,8 @@ def sentence(runs: Sequence[Run], held_out: Sequence[str]) -> str:
         f"({gap.mean:+.3f}, 95 % {gap.low:+.3f} to {gap.high:+.3f} over prompts), {won} of {count} matched pairs won"
     )
     judges = [f"{judge} {compare.difference(matched, judge).mean:+.3f}" for judge in held_out]
-    return text + (f"; held-out judges: {', '.join(judges)}." if judges else ".")
+    text += f"; held-out judges: {', '.join(judges)}" if judges else ""
+    return text + (". Few pairs: another seed may turn it." if count < 3 else ".")
 
 
 def _curves(folders: Sequence[Path]) -> GainCurves | None:

@@ -1,0 +1,154 @@
+"""The report from evaluated runs: its tables in every form, its sentence, and what it refuses."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_compare import printed
+from typer.testing import CliRunner
+
+import paper_results as paper
+from recast import GainCurves
+from recast.cli import app
+from recast.core import artifact, schedule
+from recast.errors import RecastError
+from recast.report import render, sections, stage
+from recast.report.render import Cell, Table
+
+BUDGETS = ({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 2.0})
+
+
+def write_run(folder: Path, method: str, budget: dict[str, float], seed: int, shift: float) -> None:
+    """An evaluated run of 12 images whose scores are the prompts' own, shifted."""
+    rng = np.random.default_rng([seed, len(method), *method.encode()])
+    run = {"method": method, "budget": budget, "seed": seed}
+    fields = {"settings": {}, "run": run, "trained": ["a", "b"], "held_out": ["judge"]}
+    artifact.write(folder / "scores/manifest.json", "recast.scores", fields)
+    (folder / "scores/images").mkdir()
+    lines = []
+    for k in range(12):
+        Image.new("RGB", (8, 8), (k, 0, 0)).save(folder / f"scores/images/{k}.png")
+        scores = {"a": k + shift + rng.normal(0, 0.01), "b": k - shift, "judge": None if k == 0 else k + shift}
+        row = {"index": k, "prompt": f"prompt {k}", "seed": 42 + k, "file": f"images/{k}.png", "scores": scores}
+        lines.append(json.dumps(row))
+    (folder / "scores/scores.jsonl").write_text("\n".join(lines) + "\n")
+    if method != "base":
+        epochs = [{"epoch": e, "reward/a": float(e), "reward/b": float("nan"), "loss": 0.1} for e in (1, 2)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    write_run(folder / "base", "base", BUDGETS[0], 0, 0.0)
+    for b, budget in enumerate(BUDGETS):
+        for seed in (0, 1):
+            for method, shift in (("static", 0.5), ("sinkhorn", 1.0 + seed), ("row", 0.75)):
+                write_run(folder / f"{method}-{b}-{seed}", method, budget, seed, shift)
+    D = np.array([[0.5, 0.2, 0.0], [0.5, 0.4, 0.0]])
+    GainCurves(("a", "b"), schedule.from_shift(2), D).save(folder / "gains.json")
+    return folder
+
+
+def test_every_form_is_written_and_says_the_same(runs: Path, tmp_path: Path) -> None:
+    made = stage.report([runs], tmp_path / "out")
+    names = ["trained", "held-out", "trained-by-budget", "held-out-by-budget", "ablation", "certainty"]
+    assert [table.name for table in made.tables] == names
+    pooled = list(csv.DictReader(io.StringIO((tmp_path / "out/tables/trained.csv").read_text())))
+    aggregate, a = pooled[0], pooled[1]
+    assert [row["reward"] for row in pooled] == ["aggregate r", "a", "b"]
+    assert float(a["ReCAST"]) == pytest.approx(5.5 + 1.5, abs=0.02)
+    assert float(a["ReCAST std"]) == pytest.approx(np.sqrt(0.5), abs=0.02)
+    assert a["win"] == "4/4"
+    assert pooled[2]["win"] == "0/4"
+    # a + b and a + 2b, a up by the shift and b down by it: 11 and 16.5 − shift
+    assert float(aggregate["static"]) == pytest.approx((11 + 16.5 - 0.5) / 2, abs=0.02)
+    assert float(aggregate["base"]) == pytest.approx((11 + 16.5) / 2, abs=0.02)
+    text, tex = (tmp_path / "out/report.md").read_text(), (tmp_path / "out/report.tex").read_text()
+    assert made.found in text
+    assert "| (1, 2) | static |" in text
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\bottomrule") == 6
+    assert r"\textbf{" in tex
+    assert "mixed" in tex
+    page = (tmp_path / "out/index.html").read_text()
+    data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
+    assert data["gallery"]["methods"] == ["base", "static", "ReCAST", "no-Sink"]
+    assert len(data["training"]) == 12
+    assert data["training"][0]["rewards"] == {"a": [1.0, 2.0], "b": [None, None]}
+    assert data["curves"]["budget"] == [1.0, 1.0]
+    again = stage.report([runs], tmp_path / "again")
+    assert (tmp_path / "again/index.html").read_bytes() == (tmp_path / "out/index.html").read_bytes()
+    assert again.found == made.found
+
+
+def test_the_sentence_tells_which_way_it_goes(runs: Path) -> None:
+    found = stage.sentence([stage.as_run(policy) for policy in stage.find([runs])], ["judge"])
+    # (1, 1) ties, (1, 2) loses the shift: on average −0.5 · (1.5 − 0.5)
+    assert found.startswith("ReCAST is below static on the training rewards: aggregate ")
+    assert "0 of 4" in found or "1 of 4" in found or "2 of 4" in found
+    assert "judge +1.000" in found
+    assert "Few pairs" not in found
+    one = [policy for policy in stage.find([runs]) if policy.method in ("base", "static")]
+    assert "no matched pair" in stage.sentence([stage.as_run(policy) for policy in one], ["judge"])
+
+
+def test_the_papers_tables_are_drawn_as_printed() -> None:
+    runs, names = printed("ocr"), paper.TRAINED["ocr"]
+    text = render.markdown(sections.by_budget(runs, names, "By budget", "x"))
+    assert "| (1, 1, 1, 1) | static | 2.387 | 0.315 | 0.288 | 0.890 | 0.894 | ReCAST ≻ static |" in text
+    assert "|  | ReCAST | 2.723 | **0.323** | 0.302 | **0.901** | 0.874 |  |" in text  # the tie at 0.302 is not bold
+    panel = render.latex(sections.pooled(runs, paper.JUDGES, "Judges", "panel", aggregate=False))
+    assert r"hpsv3 & 12.74 & \textbf{13.14} & 5/5 \\" in panel
+    tie = render.markdown(sections.pooled(printed("geneval"), ("clipscore",), "x", "x", aggregate=False))
+    assert "| clipscore | **0.299** | **0.299** | 0/5 |" in tie
+
+
+def test_a_table_in_four_forms() -> None:
+    table = Table("n", "50 % of a_b", ("λ", "x"), ((Cell("a|b"), Cell("1.0", "0.1", True)), (Cell("c"), Cell("2"))))
+    assert render.markdown(table).splitlines()[2:] == [
+        "| λ | x |",
+        "|---|---:|",
+        r"| a\|b | **1.0** ± 0.1 |",
+        "| c | 2 |",
+    ]
+    assert r"\textbf{1.0}$_{\pm0.1}$" in render.latex(table)
+    assert r"\caption{50 \% of a\_b.}" in render.latex(table)
+    assert render.comma_separated(table) == "λ,x,x std\na|b,1.0,0.1\nc,2,\n"
+    assert render.rich(table).row_count == 2
+    assert "<td><b>1.0</b><small> ±0.1</small></td>" in render.html(table)
+
+
+def test_runs_that_cannot_be_compared_are_refused(runs: Path, tmp_path: Path) -> None:
+    def refused(words: str) -> None:
+        with pytest.raises(RecastError, match=words):
+            stage.report([runs], tmp_path / "out")
+
+    with pytest.raises(RecastError, match="has no evaluated run: run recast evaluate"):
+        stage.find([runs / "base/scores/images"])
+    with pytest.raises(RecastError, match="nowhere is not a folder of runs"):
+        stage.find([tmp_path / "nowhere"])
+    write_run(runs / "twin", "row", BUDGETS[0], 0, 1.0)
+    refused("are both row with the same budget and seed")
+    path = runs / "twin/scores/manifest.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
+    rows = runs / "twin/scores/scores.jsonl"
+    rows.write_text(rows.read_text().replace('"seed": 42', '"seed": 41'))
+    refused("were evaluated on other prompts or seeds")
+
+
+def test_the_verb(runs: Path, tmp_path: Path) -> None:
+    def call(*words: object) -> Any:
+        return CliRunner().invoke(app, ["report", *map(str, words)], env={"COLUMNS": "160"})
+
+    result = call(runs, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "ReCAST is below static" in result.output
+    assert f"the page is {tmp_path / 'out/index.html'}" in result.output.replace("\n", " ")
+    bad = call(tmp_path / "nowhere")
+    assert bad.exit_code == 2
+    assert "is not a folder of runs" in bad.output

@@ -10,6 +10,10 @@ class RecastError(ValueError):
     """
 
 
+class StaleError(RecastError):
+    """What is there was made with other settings: `recast run` sets it aside and makes it anew."""
+
+
 class ConvergenceWarning(UserWarning):
     """A solver stopped before it met its tolerance."""
 

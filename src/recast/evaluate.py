@@ -108,13 +108,8 @@ def _claim(folder: Path, recipe: Recipe, lora: Path | None, images: Sequence[Ima
     """Write what the folder is for; images of other settings are never mixed in."""
     settings, path = identity(recipe, lora, images), folder / "manifest.json"
     if path.exists():
-        known = artifact.read(path, FORMAT)["settings"]
-        for key in sorted({*known, *settings}):
-            if known.get(key) != settings.get(key):
-                raise RecastError(
-                    f"{folder} holds images made with {key} = {known.get(key)!r}, not {settings.get(key)!r}: "
-                    "choose another --out, or remove the folder"
-                )
+        known = artifact.mapping(artifact.read(path, FORMAT), "settings", path)
+        artifact.same(known, settings, f"{folder} holds images made")
     budget = recipe.weigh.budget or dict.fromkeys(recipe.rewards, 1.0)
     run = {"method": "base" if lora is None else recipe.weigh.method, "budget": budget, "seed": recipe.train.seed}
     held_out = [name for name in judges(recipe) if name not in recipe.rewards]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from recast.errors import RecastError
+from recast.errors import RecastError, StaleError
 
 VERSION = 1
 
@@ -63,6 +63,19 @@ def read(path: str | Path, format: str) -> dict[str, Any]:
             f"{path}: version {content.get('version')!r} of {format} is not the version {VERSION} this package reads"
         )
     return content
+
+
+def same(
+    known: Mapping[str, Any], wanted: Mapping[str, Any], made: str, names: Mapping[str, str] | None = None
+) -> None:
+    """Refuse what was made with other settings, by the first key that differs; `names` are of those known by a hash."""
+    plain = json.loads(json.dumps(_plain(wanted)))
+    # Those that both have first: a setting may bring others with it.
+    for key in sorted({*known, *plain}, key=lambda key: (not (key in known and key in plain), key)):
+        if known.get(key) != plain.get(key):
+            what = f"{key} = {known.get(key)!r}, not {plain.get(key)!r}"
+            what = f"another {names[key]}" if names and key in names else what
+            raise StaleError(f"{made} with {what}: choose another --out, remove it, or give the setting its old value")
 
 
 def field(content: Mapping[str, Any], key: str, path: str | Path) -> Any:

@@ -48,13 +48,8 @@ class Shards:
         path = folder / "manifest.json"
         flat = flatten(settings)
         if path.exists():
-            known = artifact.read(path, FORMAT)["settings"]
-            for key in sorted({*known, *flat}):
-                if known.get(key) != flat.get(key):
-                    raise RecastError(
-                        f"{folder} holds rollouts made with {key} = {known.get(key)!r}, not {flat.get(key)!r}: "
-                        "choose another --out, or remove the folder"
-                    )
+            known = artifact.mapping(artifact.read(path, FORMAT), "settings", path)
+            artifact.same(known, flat, f"{folder} holds rollouts made")
         else:
             artifact.write(path, FORMAT, {"settings": flat})
 

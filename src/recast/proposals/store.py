@@ -68,13 +68,8 @@ class Store:
 
         path = self.folder / "settings.json"
         if path.exists():
-            known = artifact.read(path, FORMAT)["settings"]
-            for name in sorted({*known, *self.settings}):
-                if known.get(name) != self.settings.get(name):
-                    raise RecastError(
-                        f"{self.folder} holds proposals made with {name} = {known.get(name)!r}, not "
-                        f"{self.settings.get(name)!r}: choose another --out, or remove the folder"
-                    )
+            known = artifact.mapping(artifact.read(path, FORMAT), "settings", path)
+            artifact.same(known, self.settings, f"{self.folder} holds proposals made")
         else:
             artifact.write(path, FORMAT, {"settings": dict(self.settings)})
         (self.folder / "images").mkdir(exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -48,18 +47,7 @@ def all_of(folder: Path) -> list[Path]:
 def read_state(path: Path, settings: Mapping[str, Any]) -> tuple[Position, dict[str, Any]]:
     """Where a checkpoint is, and its other facts; one of other settings is refused by the key that differs."""
     content = artifact.read(path / "state.json", FORMAT)
-    known = artifact.mapping(content, "settings", path)
-    wanted = json.loads(json.dumps(settings))
-    # Those that both have first: a setting may bring others with it.
-    for key in sorted({*known, *wanted}, key=lambda key: (not (key in known and key in wanted), key)):
-        if known.get(key) == wanted.get(key):
-            continue
-        difference = f"{key} = {known.get(key)!r}, not {wanted.get(key)!r}"
-        if key in HASHED:
-            difference = f"another {HASHED[key]}"
-        raise RecastError(
-            f"{path} was trained with {difference}: choose another --out, or give the setting its old value"
-        )
+    artifact.same(artifact.mapping(content, "settings", path), settings, f"{path} was trained", HASHED)
     try:
         position = Position(*(int(artifact.field(content, key, path)) for key in ("epoch", "update", "step")))
     except (TypeError, ValueError) as error:

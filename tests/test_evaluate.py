@@ -123,7 +123,7 @@ def test_two_processes_share_the_parts(whole: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(processes, "COUNT", 2)
     monkeypatch.setattr(processes, "wait", lambda: None)
     settings = recipe(tmp_path)
-    evaluate._claim(tmp_path / "scores", settings, None, evaluate.planned(settings))
+    evaluate._claim(tmp_path / "scores", settings, None)
     monkeypatch.setattr(processes, "RANK", 1)
     assert run(settings, tmp_path) is None
     assert len(list((tmp_path / "scores/images").iterdir())) == 8  # the second of three parts

@@ -11,15 +11,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from recast import processes
+from recast import show, sweep_cli
 from recast._version import __version__
 from recast.analyze import app as analyze
 from recast.arguments import Overrides, RecipeFile, RunFolder
-from recast.console import console, duration, needs, progress, watching
+from recast.console import console, duration, needs, progress
 from recast.errors import RecastError
 from recast.report import cli as reporting
 from recast.rewards.cli import app as rewards
 from recast.shapes.cli import app as shapes
+from recast.sweep import end_with_parent
 from recast.train import cli as training
 
 
@@ -51,6 +52,8 @@ app.command()(training.train)
 app.command()(training.doctor)
 app.command()(reporting.evaluate)
 app.command()(reporting.report)
+app.command()(sweep_cli.run)
+app.command()(sweep_cli.sweep)
 
 Budget = Annotated[str | None, typer.Option("--budget", help="How much each reward counts: name=number,name=number,…")]
 MethodName = Annotated[str, typer.Option("--method", help="sinkhorn, static, row, hard, shared, reversed or shuffled.")]
@@ -125,7 +128,10 @@ def estimate(
     if plan:
         _plan(settings, out)
         return
-    curves, truth = _estimate(settings, out, reuse, until_ci)
+    found = show.estimate(settings, out, reuse, until_ci)
+    if found is None:  # another process of this launcher writes the curves
+        raise typer.Exit
+    curves, truth = found
     if until_ci is not None:
         from recast.estimate import stage
 
@@ -180,7 +186,7 @@ def weigh(
         if target.resolve() == source.resolve():
             raise RecastError(f"{source}: the weights would overwrite the curves; choose another --out")
         weights.save(target)
-    _show_weights(curves, weights)
+    show.weights(curves, weights)
     console.print(f"wrote {target}", soft_wrap=True)
 
 
@@ -241,50 +247,8 @@ def plot(
     stem = gains.with_suffix("") if out is None else out
     stem = stem / "gains" if stem.is_dir() else stem
     stem = stem.with_suffix("") if stem.suffix in (".png", ".pdf") else stem
-    for path in _draw(curves, weights, stem, exact, exact_weights):
+    for path in show.draw(curves, weights, stem, exact, exact_weights):
         console.print(f"wrote {path}", soft_wrap=True)
-
-
-@app.command()
-def run(recipe: RecipeFile, overrides: Overrides = None, out: RunFolder = Path("runs/recast")) -> None:
-    """All stages of a recipe: propose, estimate, weigh, plot; compare with the truth where it is known.
-
-    Example: `recast run recipes/mixture.yaml --out runs/mixture`
-    """
-    from recast import config
-    from recast import run as stages
-    from recast.core.curves import compare as compare_curves
-    from recast.report import tables
-
-    settings = config.load(recipe, overrides or [])
-    if settings.world.kind == "images":
-        with needs("making proposals", "train"):
-            from recast import propose as proposals
-
-            if processes.RANK == 0:
-                proposals.propose(settings, out, progress)
-            processes.wait()
-    curves, truth = _estimate(settings, out)
-    weights = stages.weigh_recipe(settings, curves)
-    exact = None if truth is None else stages.weigh_recipe(settings, truth)
-    stages.save_weights(settings, weights, out)
-    _show_weights(curves, weights)
-    if truth is not None:
-        console.print(tables.comparison_table(compare_curves(truth, curves), "exact", "estimated"))
-    _draw(curves, weights, out / "gains", truth, exact)
-    names = f"recipe.yaml, gains.json, {'' if truth is None else 'exact.json, '}weights.json, gains.png and gains.pdf"
-    console.print(f"{stages.verdict(settings, curves, weights, exact)}\nwrote {names} in {out}", soft_wrap=True)
-
-
-def _estimate(settings: Any, out: Path, reuse: bool = False, until_ci: float | None = None) -> tuple[Any, Any]:
-    with needs("estimating", "train"):
-        from recast.estimate import stage
-
-        with watching() as watch:
-            found = stage.estimate(settings, out, lambda items, *_: items, reuse, until_ci, watch)
-    if found is None:  # another process of this launcher writes the curves
-        raise typer.Exit
-    return found
 
 
 def _plan(settings: Any, out: Path) -> None:
@@ -324,29 +288,9 @@ def _budget(text: str | None, rewards: tuple[str, ...]) -> dict[str, float]:
     return budget
 
 
-def _show_weights(curves: Any, weights: Any) -> None:
-    from recast.report import tables
-
-    console.print(tables.weights_table(weights, curves))
-    shades = tables.SHADES if "utf" in console.encoding.lower() else tables.ASCII_SHADES
-    for line in tables.heatmap(weights, console.width, shades):
-        console.print(line, soft_wrap=True)
-    for note in tables.notes(weights, curves):
-        console.print(f"note: {note}", soft_wrap=True)
-
-
-def _draw(curves: Any, weights: Any, stem: Path, truth: Any, true_weights: Any) -> list[Path]:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise RecastError("figures need matplotlib: pip install 'recast-diffusion[plot]'") from None
-    from recast.report import figures
-
-    return figures.save(figures.gain_figure(curves, weights, truth, true_weights), stem)
-
-
 def main() -> None:
     """Entry point of the `recast` command."""
+    end_with_parent()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without σ gets "?", not a traceback

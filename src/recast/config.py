@@ -203,6 +203,23 @@ class EvaluateConfig(_Section):
     )
 
 
+class RunConfig(_Section):
+    """What `recast run` trains and compares at the recipe's budget; without methods it ends with W."""
+
+    methods: list[Method] = []
+    seeds: list[int] = [0]
+
+
+class SweepConfig(_Section):
+    """What `recast sweep` compares: every method at every budget and seed."""
+
+    methods: list[Method] = ["static", "sinkhorn"]
+    seeds: list[int] = [0, 1, 2]
+    budgets: list[dict[str, float]] = Field(
+        default_factory=list, description="the paper's unless told: all alike, then each reward doubled in turn"
+    )
+
+
 class Recipe(_Section):
     """Settings of all stages."""
 
@@ -215,11 +232,22 @@ class Recipe(_Section):
     weigh: WeighConfig = WeighConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    run: RunConfig = RunConfig()
+    sweep: SweepConfig = SweepConfig()
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> Recipe:
         if self.world.kind == "mixture":
-            for name in self.model_fields_set & {"policy", "prompts", "propose", "rewards", "train", "evaluate"}:
+            for name in self.model_fields_set & {
+                "policy",
+                "prompts",
+                "propose",
+                "rewards",
+                "train",
+                "evaluate",
+                "run",
+                "sweep",
+            }:
                 raise ValueError(f"the section {name} belongs to world.kind = images, not to mixture")
         elif idle := self.world.model_fields_set - {"kind"}:
             raise ValueError(f"world.{min(idle)} belongs to world.kind = mixture, not to images")

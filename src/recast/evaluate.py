@@ -60,7 +60,7 @@ def evaluate(recipe: Recipe, out: Path, lora: Path | None, progress: Progress) -
     images = planned(recipe)
     folder = out / "scores"
     if processes.RANK == 0:
-        _claim(folder, recipe, lora, images)
+        _claim(folder, recipe, lora)
     processes.wait()
     parts = [images[start : start + PART] for start in range(0, len(images), PART)]
     mine = parts[processes.RANK :: processes.COUNT]
@@ -104,17 +104,31 @@ def identity(recipe: Recipe, lora: Path | None, images: Sequence[Image]) -> dict
     return flatten({"policy": policy, "evaluate": made | {"prompts": prompts.digest([dict(row) for row in rows])}})
 
 
-def _claim(folder: Path, recipe: Recipe, lora: Path | None, images: Sequence[Image]) -> None:
-    """Write what the folder is for; images of other settings are never mixed in."""
-    settings, path = identity(recipe, lora, images), folder / "manifest.json"
+def check_stale(recipe: Recipe, folder: Path, lora: Path | None) -> dict[str, Any]:
+    """The settings that decide the images; a folder that holds images of others is refused."""
+    settings, path = identity(recipe, lora, planned(recipe)), folder / "manifest.json"
     if path.exists():
         known = artifact.mapping(artifact.read(path, FORMAT), "settings", path)
         artifact.same(known, settings, f"{folder} holds images made")
+    return settings
+
+
+def complete(recipe: Recipe, folder: Path) -> bool:
+    """Whether every image has its row, with the scores of all rewards by their present options."""
+    images, options = planned(recipe), judges(recipe)
+    parts = [images[start : start + PART] for start in range(0, len(images), PART)]
+    known = all(_known(folder, name, options[name], part) is not None for name in options for part in parts)
+    return known and (folder / "scores.jsonl").is_file()
+
+
+def _claim(folder: Path, recipe: Recipe, lora: Path | None) -> None:
+    """Write what the folder is for; images of other settings are never mixed in."""
+    settings = check_stale(recipe, folder, lora)
     budget = recipe.weigh.budget or dict.fromkeys(recipe.rewards, 1.0)
     run = {"method": "base" if lora is None else recipe.weigh.method, "budget": budget, "seed": recipe.train.seed}
     held_out = [name for name in judges(recipe) if name not in recipe.rewards]
     fields = {"settings": settings, "run": run, "trained": list(recipe.rewards), "held_out": held_out}
-    artifact.write(path, FORMAT, fields)
+    artifact.write(folder / "manifest.json", FORMAT, fields)
     for name in ("images", "parts"):
         (folder / name).mkdir(exist_ok=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -97,6 +98,18 @@ def estimate(
     curves.save(out / "gains.json")
     processes.wait()
     return curves, truth
+
+
+def up_to_date(recipe: Recipe, out: Path) -> GainCurves | None:
+    """The curves of RUN, if they are what `estimate` would make of these settings; nothing is loaded to know."""
+    path = out / "gains.json"
+    if recipe.world.kind != "images" or not path.is_file():
+        return None
+    curves = GainCurves.load(path)
+    rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
+    spent = curves.provenance.get("velocity_evaluations")
+    wanted = _provenance(recipe, len(rows)) | {"velocity_evaluations": spent}
+    return curves if json.loads(json.dumps(wanted)) == curves.provenance else None
 
 
 class _Run:
@@ -248,13 +261,7 @@ def make_curves(recipe: Recipe, world: worlds.World, names: Sequence[str], found
                 ClampWarning,
                 stacklevel=2,
             )
-    provenance: dict[str, Any] = {"recast": __version__, **identity(recipe)}
-    provenance["estimate"] |= {"alpha": settings.alpha, "aggregate": settings.aggregate}
-    if recipe.world.kind == "mixture":
-        provenance["world"] = recipe.world.model_dump() | {"prompts": len(names)}
-    else:
-        rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)[: len(names)]
-        provenance["prompts"] = {"source": recipe.prompts.source, "count": len(rows), "sha256": prompts.digest(rows)}
+    provenance = _provenance(recipe, len(names))
     provenance["velocity_evaluations"] = sum(shard.evaluations for shard in found)
     return GainCurves.from_mu(
         world.rewards,
@@ -265,6 +272,18 @@ def make_curves(recipe: Recipe, world: worlds.World, names: Sequence[str], found
         self_rollout=recipe.world.kind == "images" and recipe.propose.source == "policy",
         provenance=provenance,
     )
+
+
+def _provenance(recipe: Recipe, count: int) -> dict[str, Any]:
+    """What curves over so many prompts come from."""
+    found: dict[str, Any] = {"recast": __version__, **identity(recipe)}
+    found["estimate"] |= {"alpha": recipe.estimate.alpha, "aggregate": recipe.estimate.aggregate}
+    if recipe.world.kind == "mixture":
+        found["world"] = recipe.world.model_dump() | {"prompts": count}
+    else:
+        rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)[:count]
+        found["prompts"] = {"source": recipe.prompts.source, "count": len(rows), "sha256": prompts.digest(rows)}
+    return found
 
 
 def _positive(world: worlds.World, shard: Shard) -> tuple[Shard, list[float]]:

@@ -63,6 +63,8 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
     found = checkpoint.all_of(folder)
     if found:  # before any model is loaded: another config is known at once
         done = checkpoint.read_state(found[-1], settings)[0].epoch
+        if done == recipe.train.epochs and (out / "lora").is_dir():  # nothing to load for
+            return done
         if done > recipe.train.epochs:
             raise RecastError(f"{out} has {done} epochs already, more than train.epochs = {recipe.train.epochs}")
     set_seed((recipe.train.seed + accelerator.process_index) % 2**32)  # nothing here draws from it, but a reward may

@@ -112,29 +112,35 @@ def _refresh_training(settings: Recipe, folder: Path, matrix: WeightMatrix) -> s
 def _refresh_scores(settings: Recipe, job: Job) -> str | None:
     from recast import evaluate
 
-    lora = None if job.method is None else job.folder / "lora"
-    if lora is not None and not lora.is_dir():
+    folder, lora = job.folder / "scores", None if job.method is None else job.folder / "lora"
+    if not folder.is_dir():
         return None
     try:
-        evaluate.check_stale(settings, job.folder / "scores", lora)
+        if not _trained(settings, job):
+            raise StaleError(f"{folder} holds images of an earlier epoch")
+        evaluate.check_stale(settings, folder, lora)
     except StaleError as error:
-        return set_aside(job.folder / "scores", error)
+        return set_aside(folder, error)
     return None
+
+
+def _trained(settings: Recipe, job: Job) -> bool:
+    """Whether a job's last epoch is done; the base has none."""
+    from recast.train import checkpoint
+
+    if job.method is None:
+        return True
+    found = checkpoint.all_of(job.folder / "checkpoints")
+    last = checkpoint.name(checkpoint.Position(settings.train.epochs))
+    return bool(found) and found[-1].name == last and (job.folder / "lora").is_dir()
 
 
 def finished(path: Path, job: Job) -> bool:
     """Whether a job that `prepare` has looked at has nothing left to do."""
     from recast import evaluate
-    from recast.train import checkpoint
 
     settings = config.load(path, job.overrides)
-    if job.method is not None:
-        found = checkpoint.all_of(job.folder / "checkpoints")
-        if not found or not (job.folder / "lora").is_dir():
-            return False
-        if checkpoint.name(checkpoint.Position(settings.train.epochs)) != found[-1].name:
-            return False
-    return evaluate.complete(settings, job.folder / "scores")
+    return _trained(settings, job) and evaluate.complete(settings, job.folder / "scores")
 
 
 def set_aside(folder: Path, reason: Exception) -> str:

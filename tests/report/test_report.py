@@ -86,6 +86,11 @@ def test_every_form_is_written_and_says_the_same(runs: Path, tmp_path: Path) -> 
     assert again.found == made.found
 
 
+def test_what_was_set_aside_is_left_out(runs: Path) -> None:
+    (runs / "row-0-0").rename(runs / "row-0-0.stale-1")
+    assert len(stage.find([runs])) == 12
+
+
 def test_the_sentence_tells_which_way_it_goes(runs: Path) -> None:
     found = stage.sentence([stage.as_run(policy) for policy in stage.find([runs])], ["judge"])
     # (1, 1) ties, (1, 2) loses the shift: on average −0.5 · (1.5 − 0.5)

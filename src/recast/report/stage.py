@@ -57,7 +57,7 @@ def find(folders: Sequence[Path]) -> list[Scores]:
     for folder in folders:
         if not folder.is_dir():
             raise RecastError(f"{folder} is not a folder of runs")
-        found = sorted(path.parent for path in folder.glob("**/scores/manifest.json"))
+        found = sorted(path.parent for path in folder.glob("**/scores/manifest.json") if ".stale-" not in str(path))
         found += [folder] if (folder / "manifest.json").is_file() and (folder / "scores.jsonl").is_file() else []
         if not found:
             raise RecastError(f"{folder} has no evaluated run: run recast evaluate with --out there first")

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,27 +70,51 @@ def test_a_missing_file_or_split_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("change", "said"),
     [
-        ({"include": {"class": "cat"}}, "include is not a list of GenEval's clauses: it is a dict"),
-        ({"include": [{"count": 1}]}, "{'count': 1} has no 'class'"),
-        ({"include": [{"class": "cat", "count": 0}]}, "the count of 'cat' is 0, not a number from 1"),
-        ({"include": [{"class": "cat", "count": "2"}]}, "the count of 'cat' is '2', not a number from 1"),
-        ({"include": [{"class": "cat", "color": 3}]}, "the color of 'cat' is 3, not a word"),
-        ({"include": [{"class": "cat", "position": "left"}]}, "the position of 'cat' is 'left', not"),
-        ({"include": [{"class": "cat", "position": ["left of", 0]}]}, "names the entry 0, which is not another one"),
-        ({"include": [{"class": "a"}, {"class": "b", "position": ["above", 2]}]}, "names the entry 2, which is not"),
+        ({"include": {"class": "cat"}}, "'include' must be a list of objects with a class and a count"),
+        ({"include": [{"count": 1}]}, "unknown class None"),
+        ({"include": [{"class": "benchh", "count": 1}]}, "unknown class 'benchh'"),
+        ({"include": [{"class": "cat", "count": 0}]}, "a count is a whole number from 1 to 16"),
+        ({"include": [{"class": "cat", "count": 1, "color": "redd"}]}, "unknown color 'redd': choose one of red"),
         (
-            {"include": [{"class": "a"}], "exclude": [{}]},
-            "exclude is not a list of GenEval's clauses: {} has no 'class'",
+            {"include": [{"class": "cat", "count": 1, "position": ["above", 0]}]},
+            "the position of entry 0 names entry 0",
         ),
+        ({"exclude": [{}]}, "unknown class None"),
     ],
 )
-def test_malformed_clauses_are_reported_with_file_and_line(tmp_path: Path, line: dict[str, object], said: str) -> None:
-    good = {"prompt": "x", "include": [{"class": "a", "count": 1}, {"class": "b", "position": ["above", 0]}]}
+def test_malformed_clauses_are_reported_with_file_and_line(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    good = {
+        "tag": "position",
+        "prompt": "x",
+        "include": [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "position": ["above", 0]}],
+    }
     path = tmp_path / "p.jsonl"
-    path.write_text(json.dumps(good) + "\n\n" + json.dumps({"prompt": "y"} | line) + "\n")
-    with pytest.raises(RecastError, match=f"p.jsonl, line 3: .*{re.escape(said)}"):
+    path.write_text(json.dumps(good) + "\n\n" + json.dumps(good | {"prompt": "y"} | change) + "\n")
+    with pytest.raises(RecastError, match=f"p.jsonl, line 3: .*prompt 'y'.*{re.escape(said)}"):
         prompts.load(str(path))
     path.write_text(json.dumps(good) + "\n")
     assert prompts.load(str(path)) == [good]
+
+
+def test_other_worlds_metadata_are_left_alone(tmp_path: Path) -> None:
+    rows = [*prompts.load("shapes:validation"), {"prompt": "mine", "tag": "mine", "include": "anything"}]
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    assert prompts.load(str(path)) == rows
+
+
+def test_bytes_that_are_no_text_and_contradictions_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.txt"
+    path.write_bytes(b"one\ntwo\n\xff\n")
+    with pytest.raises(RecastError, match="p.txt, line 3: the prompts are not UTF-8 text"):
+        prompts.load(str(path))
+    path.write_bytes("\ufeffone\ntwo".encode())
+    assert [row["prompt"] for row in prompts.load(str(path))] == ["one", "two"]
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a", "k": 1}\n{"prompt": "a", "k": 1}\n')
+    assert len(prompts.load(str(path))) == 1
+    path.write_text('{"prompt": "a", "k": 1}\n{"prompt": "a", "k": 2}\n')
+    with pytest.raises(RecastError, match="the prompt 'a' stands there twice, with other metadata"):
+        prompts.load(str(path))

@@ -29,7 +29,10 @@ def load(source: str, count: int | None = None, seed: int | None = None) -> list
         rows = _read(Path(source))
     different: dict[str, Row] = {}
     for row in rows:
-        different.setdefault(row["prompt"], row)
+        if different.setdefault(row["prompt"], row) != row:
+            raise RecastError(
+                f"{source}: the prompt {row['prompt']!r} stands there twice, with other metadata each time"
+            )
     rows = list(different.values())
     if count is not None and count > len(rows):
         raise RecastError(f"{source}: {count} prompts were asked for, but it has {len(rows)} different ones")
@@ -46,9 +49,13 @@ def digest(rows: Sequence[Row]) -> str:
 
 def _read(path: Path) -> list[Row]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecastError(f"{path}: the prompts cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        content = path.read_bytes()
+        lines = content.decode("utf-8-sig").split("\n")
+    except OSError as error:
+        raise RecastError(f"{path}: the prompts cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        number = content[: error.start].count(b"\n") + 1
+        raise RecastError(f"{path}, line {number}: the prompts are not UTF-8 text: {error.reason}") from error
     if path.suffix == ".txt":
         rows: list[Row] = [{"prompt": line.strip()} for line in lines if line.strip()]
     elif path.suffix == ".jsonl":
@@ -67,29 +74,19 @@ def _row(path: Path, number: int, line: str) -> Row:
         raise RecastError(f"{path}, line {number}: not valid JSON: {error}") from error
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
         raise RecastError(f"{path}, line {number}: a line is an object with a 'prompt' that is not empty")
-    for key in ("include", "exclude"):
-        problem = _wrong_clauses(row.get(key, []))
-        if problem:
-            raise RecastError(f"{path}, line {number}: {key} is not a list of GenEval's clauses: {problem}")
+    try:
+        _check_clauses(row)
+    except RecastError as error:
+        raise RecastError(f"{path}, line {number}: {error}") from error
     return row
 
 
-def _wrong_clauses(entries: Any) -> str | None:
-    """What is wrong with GenEval's metadata: entries have a class, a count, perhaps a colour and a position."""
-    if not isinstance(entries, list):
-        return f"it is a {type(entries).__name__}"
-    for entry in entries:
-        if not isinstance(entry, dict) or not isinstance(entry.get("class"), str):
-            return f"{entry!r} has no 'class'"
-        count, color, position = entry.get("count", 1), entry.get("color", ""), entry.get("position")
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            return f"the count of {entry['class']!r} is {count!r}, not a number from 1"
-        if not isinstance(color, str):
-            return f"the color of {entry['class']!r} is {color!r}, not a word"
-        if position is not None:
-            others = range(len(entries))
-            if not (isinstance(position, list) and len(position) == 2 and isinstance(position[0], str)):
-                return f"the position of {entry['class']!r} is {position!r}, not [relation, number of an entry]"
-            if position[1] not in others or entries[position[1]] is entry:
-                return f"the position of {entry['class']!r} names the entry {position[1]!r}, which is not another one"
-    return None
+def _check_clauses(row: Row) -> None:
+    """Refuse GenEval's metadata with a mistake in it; the shapes world has the same form with classes of its own."""
+    from recast.rewards import geneval_clauses
+    from recast.shapes.prompts import SHAPES
+
+    entries = row.get("include")
+    drawn = isinstance(entries, list) and all(isinstance(e, dict) and e.get("class") in SHAPES for e in entries)
+    if row.get("tag") in geneval_clauses.TAGS and not drawn:
+        geneval_clauses.parse(row, row["prompt"])

@@ -45,6 +45,16 @@ def test_negative_scores_are_mapped_before_the_mean_over_rollouts() -> None:
     assert (found[0].scores < 0).any()  # what is kept stays as it was
 
 
+def test_a_bite_is_measured_where_the_reward_applies() -> None:
+    """Three percent of the scores of one prompt of four; to the others the reward does not apply."""
+    found = shards(0.0)
+    for shard in found[1:]:
+        shard.scores[0] = np.nan
+    found[0].scores[0].flat[:3] = -0.5
+    with pytest.warns(ClampWarning, match=r"3\.3% of the scores of 'plain'"):
+        curves(found, {})
+
+
 def test_a_bite_of_less_than_a_percent_is_no_news() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -93,6 +93,18 @@ def test_a_reward_that_fails_is_named_and_never_a_zero() -> None:
         score({"huge": lambda *_: np.array([0, np.inf])}, IMAGES, ["x", "y"])
 
 
+@pytest.mark.parametrize(("value", "said"), [(2e30, "is 2e\\+30 for"), (-np.inf, "is infinite for")])
+def test_a_score_out_of_all_bounds_is_an_error(value: float, said: str) -> None:
+    with pytest.raises(RecastError, match=f"'big' {said} the prompt 'x'"):
+        score({"big": lambda *_: np.array([value, 0])}, IMAGES, ["x", "y"])
+
+
+@pytest.mark.parametrize("shift", [-0.2, 0.6])
+def test_a_range_of_minus_one_to_one_would_be_scored_in_silence(shift: float) -> None:
+    with pytest.raises(RecastError, match=r"images must lie in \[0, 1\]"):
+        score({"bad": failing}, IMAGES + shift, ["x", "y"])
+
+
 def test_images_and_prompts_are_checked_before_any_reward() -> None:
     broken = IMAGES.clone()
     broken[1, 0, 0, 0] = float("nan")

@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from recast.cli import app
+from recast.errors import RecastError
 from recast.rewards import NAMES, base, catalog, check
 from recast.rewards.ocr import OCR
 
@@ -57,6 +58,45 @@ def test_every_name_is_listed_with_what_it_needs(tmp_path: Path, monkeypatch: py
     shared = lines[lines.index("# for clipscore, aesthetic, geneval") + 1]
     assert shared.startswith("hf download openai/clip-vit-large-patch14 --include")
     assert any(line.startswith("curl ") and catalog.AESTHETIC_FILE in line for line in lines)
+
+
+def test_the_published_names_are_spelled_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """REWARDS' names by hand: a slip would show on a user's machine only."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    small = "--include '*.json' --include '*.txt'"
+    clip = f"hf download openai/clip-vit-large-patch14 {small} --include 'model.safetensors'"
+    processor = f"hf download laion/CLIP-ViT-H-14-laion2B-s32B-b79K {small}"
+    expected = {
+        "clipscore": [clip],
+        "hpsv2": ["hf download xswu/HPSv2 --include 'HPS_v2.1_compressed.pt'", processor],
+        "pickscore": [
+            "hf download yuvalkirstain/PickScore_v1 --include 'config.json' --include 'model.safetensors'",
+            processor,
+        ],
+        "imagereward": [
+            "hf download THUDM/ImageReward --include 'ImageReward.pt'",
+            "hf download google-bert/bert-base-uncased --include 'config.json' --include 'tokenizer*' "
+            "--include 'vocab.txt'",
+        ],
+        "geneval": [
+            "hf download facebook/mask2former-swin-small-coco-instance --include '*.json' "
+            "--include 'model.safetensors'",
+            clip,
+        ],
+        "hpsv3": [
+            "hf download MizzenAI/HPSv3 --include 'HPSv3.safetensors'",
+            "hf download Qwen/Qwen2-VL-7B-Instruct --include 'config.json' --include 'tokenizer*' "
+            "--include 'vocab.json' --include 'merges.txt'",
+        ],
+        "ocr": [],
+        "unifiedreward": [],
+    }
+    assert {name: catalog.ENTRIES[name].missing() for name in expected} == expected
+    assert "CodeGoat24/UnifiedReward-2.0-qwen3vl-8b" in catalog.ENTRIES["unifiedreward"].remark
+    packages = {name: entry.packages for name, entry in catalog.ENTRIES.items()}
+    assert "ftfy" in packages["hpsv2"]
+    assert "rapidocr" in packages["ocr"]
 
 
 def test_what_is_there_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,11 +160,18 @@ def test_a_misreading_ocr_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         (["test_check:nowhere"], "applies to none of the pictures tried"),
         (["clipscor"], "unknown reward 'clipscor'"),
         (["jpeg", "quality"], "key=value"),
+        (["jpeg", "quality=abc"], "the reward 'jpeg' has quality = 'abc': input should be a valid integer"),
+        (["test_check_broken:f"], "the reward 'test_check_broken:f' cannot be imported (SyntaxError"),
+        (["test_check_nowhere:f"], "is its folder in PYTHONPATH?"),
         (["jpeg", "quality=400"], "jpeg's quality lies between 1 and 95, not 400"),
         (["aesthetic", "model=/nowhere"], "no CLIP model in '/nowhere'"),
     ],
 )
-def test_what_fails_says_so_in_a_sentence(words: list[str], said: str) -> None:
+def test_what_fails_says_so_in_a_sentence(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_check_broken.py").write_text("def f(:\n")
+    monkeypatch.chdir(tmp_path)  # a module in the working folder is found
     result = call("check", *words)
     assert result.exit_code == 2
     assert said in result.output
@@ -150,17 +197,44 @@ def test_pictures_are_what_their_captions_say() -> None:
     assert meadow[2, 5, 5] > meadow[1, 5, 5]
     assert meadow[1, 500, 5] > meadow[2, 500, 5]
     assert OCR(threads=1).read(torch.stack([check.draw("sign"), check.draw("text")])) == ["STOP", "HELLO"]
-    for name in ("clipscore", "geneval", "aesthetic"):
-        assert check.trials(name)
+    for name, better, worse in (("geneval", "sign", "meadow"), ("aesthetic", "meadow", "noise")):
+        (trial,) = check.trials(name)
+        assert (trial.better.picture, trial.worse.picture) == (better, worse)
+    assert check.trials("geneval")[0].better.metadata["include"] == [{"class": "stop sign", "count": 1}]
+    for name in ("clipscore", "hpsv2", "pickscore", "imagereward", "hpsv3", "unifiedreward"):
+        assert len(check.trials(name)) == 6
     assert check.trials("my.own:Reward") == []
 
 
 def test_curves_get_scores_that_are_not_negative() -> None:
     scores = np.array([-1.0, 0.0, 0.5, np.nan])
-    values, share = base.positive("a", constant, scores)
+    values, counts = base.positive("a", constant, scores)
     np.testing.assert_array_equal(values, [0, 0, 0.5, np.nan])
-    assert share == pytest.approx(1 / 3)
+    assert counts.tolist() == [1, 3]
     jpeg = base.load("jpeg")
-    values, share = base.positive("jpeg", jpeg, np.array([-9.0, -1.0]))
+    values, counts = base.positive("jpeg", jpeg, np.array([-9.0, -1.0]))
     np.testing.assert_allclose(values, [0.1, 0.5])
-    assert share == 0
+    assert counts.tolist() == [0, 2]
+
+
+class Broken:
+    """Its map to positive scores fails, or returns another shape."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+
+    def __call__(self, images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+        return np.zeros(len(images))
+
+    def positive(self, scores: np.ndarray) -> np.ndarray:
+        """Nothing good."""
+        return scores / 0 if not self.fails else scores[1 / 0]  # type: ignore[index]
+
+
+def test_a_map_to_positive_scores_that_fails_is_named() -> None:
+    with pytest.raises(RecastError, match="'x' failed to make its scores positive: ZeroDivisionError"):
+        base.positive("x", Broken(True), np.zeros(3))
+    shorter = Broken(False)
+    shorter.positive = lambda scores: scores[1:]  # type: ignore[method-assign]
+    with pytest.raises(RecastError, match=r"'x' made the shape \(2,\) of scores \(3,\)"):
+        base.positive("x", shorter, np.zeros(3))

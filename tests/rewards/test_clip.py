@@ -1,5 +1,6 @@
 """One CLIP behind several rewards: PickScore and the aesthetic predictor beside ClipScore."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,47 @@ def test_pickscore_is_the_cosine_by_its_own_scale_over_26(folder: Path) -> None:
     scale = np.exp(reward.clip.model.logit_scale.item()) / 26
     np.testing.assert_allclose(reward(images, PROMPTS), scale * (image * text).sum(-1), atol=1e-5)
     assert abs(scale - np.exp(2.6592) / 26) < 1e-4  # the size that CLIPModel starts with
+
+
+def test_pickscore_sees_by_its_processors_settings_and_keeps_its_scale_whole(folder: Path, tmp_path: Path) -> None:
+    images, _ = pictures()
+    tiny_clip.save(tmp_path, side=32)
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"image_mean": [0.1, 0.2, 0.3]}))
+    own, other = PickScore(folder, processor=folder), PickScore(folder, processor=tmp_path)
+    assert other.pixels.mean == (0.1, 0.2, 0.3)
+    assert (own(images, PROMPTS) != other(images, PROMPTS)).all()
+    assert PickScore(folder, processor=folder, dtype="bfloat16").scale == own.scale
+
+
+def test_a_model_whose_output_is_not_finite_is_an_error(folder: Path, predictor: Path) -> None:
+    """NaN would be read as "does not apply", and the reward would drop out of training in silence."""
+    images, _ = pictures()
+    reward = ClipScore(folder, offload=True)  # not shared with the other tests
+    for weight in (reward.clip.model.visual_projection.weight, reward.clip.model.text_projection.weight):
+        kept = weight.clone()
+        with torch.no_grad():
+            weight[0] = torch.nan
+        with pytest.raises(RecastError, match="CLIP's output is not finite"):
+            reward(images.clone(), [f"{prompt} again" for prompt in PROMPTS])
+        with torch.no_grad():
+            weight.copy_(kept)
+    judge = Aesthetic(folder, predictor)
+    judge.head[0].weight[0] = torch.inf
+    with pytest.raises(RecastError, match="the aesthetic predictor's output is not finite"):
+        judge(images, PROMPTS)
+
+
+def test_an_empty_batch_has_no_scores(folder: Path, predictor: Path) -> None:
+    for reward in (ClipScore(folder), Aesthetic(folder, predictor), PickScore(folder, processor=folder)):
+        assert reward(torch.empty(0, 3, 8, 8), []).shape == (0,)
+        assert reward([], []).shape == (0,)
+
+
+def test_a_file_in_half_precision_is_read_as_float32(folder: Path, predictor: Path, tmp_path: Path) -> None:
+    state = {name: value.half() for name, value in torch.load(predictor, weights_only=True).items()}
+    torch.save(state, tmp_path / "half.pth")
+    assert {each.dtype for each in Aesthetic(folder, tmp_path / "half.pth").head.parameters()} == {torch.float32}
 
 
 def test_aesthetic_is_a_chain_of_five_matrices(folder: Path, predictor: Path) -> None:
@@ -141,9 +183,12 @@ def test_files_that_do_not_fit_are_named(folder: Path, predictor: Path, tmp_path
             Aesthetic(folder, path)
     with pytest.raises(RecastError, match="there is no file .*nowhere.pth"):
         Aesthetic(folder, tmp_path / "nowhere.pth")
-    (tmp_path / "half.pth").write_bytes(predictor.read_bytes()[:1000])
-    with pytest.raises(RecastError, match="no aesthetic predictor in .*half.pth"):
-        Aesthetic(folder, tmp_path / "half.pth")
+    for number, content in enumerate((predictor.read_bytes()[:1000], b"", b"<html>not found</html>", b"version https")):
+        (tmp_path / f"bad{number}.pth").write_bytes(content)
+        with pytest.raises(
+            RecastError, match=r"bad\d.pth'.*it is not a file of plain weights by torch, or is cut short"
+        ):
+            Aesthetic(folder, tmp_path / f"bad{number}.pth")
 
 
 class Evil:

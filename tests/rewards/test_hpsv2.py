@@ -126,6 +126,19 @@ def test_the_whole_image_is_seen_on_black(file: Path) -> None:
     torch.testing.assert_close(back[:, 70, 2], torch.full((3,), 0.25), atol=1e-2, rtol=0)
 
 
+@pytest.mark.parametrize(("height", "width", "margins"), [(300, 199, (37, 38, 0, 0)), (90, 200, (0, 0, 61, 62))])
+def test_a_picture_is_resized_by_torchs_bicubic_filter(
+    height: int, width: int, margins: tuple[int, int, int, int]
+) -> None:
+    """A noisy one, so that another filter would show; an odd rest goes to the right or below."""
+    images = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(0))
+    left, right, top, bottom = margins
+    size = (224 - top - bottom, 224 - left - right)
+    small = functional.interpolate(images, size, mode="bicubic", antialias=True)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (hpsv2.clip.MEAN, hpsv2.clip.STD))
+    torch.testing.assert_close(hpsv2.pixels(images), (functional.pad(small, margins) - mean) / std)
+
+
 @pytest.mark.parametrize(
     ("text", "clean"),
     [

@@ -11,6 +11,7 @@ from torch.nn import functional
 from transformers import BertTokenizer, BlipTextConfig, BlipTextModel, CLIPImageProcessorPil
 
 from recast.errors import RecastError
+from recast.rewards import clip
 from recast.rewards.imagereward import ImageReward
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "circle", "two", "blue", "squares", "big"]
@@ -49,8 +50,8 @@ def checkpoint() -> dict[str, Tensor]:
     state |= {f"blip.text_encoder.{name}": value.detach() for name, value in text.state_dict().items()}
     state["blip.text_encoder.embeddings.position_ids"] = torch.arange(40)[None]
     layer(state, "blip.vision_proj", 8, WIDTH)
-    layer(state, "blip.text_proj", 8, 64)
-    for number, (before, after) in {0: (64, 1024), 2: (1024, 128), 4: (128, 64), 6: (64, 16), 7: (16, 1)}.items():
+    layer(state, "blip.text_proj", 8, 128)
+    for number, (before, after) in {0: (128, 1024), 2: (1024, 128), 4: (128, 64), 6: (64, 16), 7: (16, 1)}.items():
         layer(state, f"mlp.layers.{number}", after, before)
     return state
 
@@ -58,11 +59,11 @@ def checkpoint() -> dict[str, Tensor]:
 def text_config() -> BlipTextConfig:
     return BlipTextConfig(
         vocab_size=len(WORDS),
-        hidden_size=64,
+        hidden_size=128,
         encoder_hidden_size=WIDTH,
         intermediate_size=96,
         num_hidden_layers=2,
-        num_attention_heads=1,
+        num_attention_heads=2,
         max_position_embeddings=40,
         layer_norm_eps=1e-12,
         hidden_act="gelu",
@@ -109,7 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @torch.no_grad()
 def test_scores_are_those_of_the_original_layers(folder: Path) -> None:
-    images, pil = pictures()
+    images, pil = pictures(60, 81)
     state = torch.load(folder / "ImageReward.pt", weights_only=True)
     processor = CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
     seen = vision(state, processor(pil, return_tensors="pt")["pixel_values"])
@@ -130,6 +131,13 @@ def test_scores_are_those_of_the_original_layers(folder: Path) -> None:
     np.testing.assert_allclose(reward(images, PROMPTS), expected, atol=1e-5)
     np.testing.assert_allclose(ImageReward(folder, folder, batch_size=2)(images, PROMPTS), expected, atol=1e-5)
     assert reward(images[:0], []).shape == (0,)
+
+
+def test_an_odd_margin_is_cut_as_torchvision_cuts_it(folder: Path) -> None:
+    """48 by 51: a margin of 1.5 on either side, which rounds to 2."""
+    images, _ = pictures(48, 51)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (clip.MEAN, clip.STD))
+    torch.testing.assert_close(ImageReward(folder, folder).pixels(images), (images[..., 2:50] - mean) / std)
 
 
 def test_a_later_word_reaches_the_first_state(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from rapidfuzz.distance import Levenshtein
+from torch.nn import functional
 
 from recast.errors import RecastError
 from recast.rewards import ocr
@@ -35,6 +36,31 @@ def test_rendered_text_is_read(reward: OCR, side: int) -> None:
     images = torch.stack([page(text, side) for text in ("COFFEE", "COFFEL", "HOT\nCOFFEE\nNOW", "")])
     scores = reward(images, [prompt] * 4)
     np.testing.assert_allclose(scores, [1, 5 / 6, 1, 0], atol=1e-9)
+
+
+def test_half_legible_text_earns_its_share(reward: OCR) -> None:
+    """What the engine is unsure of counts: training must be able to tell it from nothing."""
+    blurred = functional.avg_pool2d(page("Garden", 128)[None], 5, 1, 2)
+    noisy = blurred + 0.15 * torch.randn(blurred.shape, generator=torch.Generator().manual_seed(1))
+    score = reward(noisy.clamp(0, 1), ['"Garden"'])[0]
+    assert 0.3 < score <= 1
+
+
+def test_the_engine_is_asked_for_speed_and_all_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+    engine = types.SimpleNamespace(RapidOCR=lambda params: asked.append(params))
+    monkeypatch.setitem(sys.modules, "rapidocr", engine)
+    OCR()
+    assert asked == [
+        {
+            "Global.use_cls": False,
+            "Global.text_score": 0.0,
+            "Global.log_level": "critical",
+            "Det.limit_side_len": 64,
+            "Det.limit_type": "min",
+            "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+        }
+    ]
 
 
 def test_several_targets_and_spaces(reward: OCR) -> None:

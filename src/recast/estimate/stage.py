@@ -253,10 +253,10 @@ def make_curves(recipe: Recipe, world: worlds.World, names: Sequence[str], found
     """Curves over the named prompts; α, aggregation and the map to scores >= 0 enter here and not before."""
     settings = recipe.estimate
     tables = [_positive(world, shard) for shard in found]
-    for name, share in zip(world.rewards, np.mean([shares for _, shares in tables], axis=0), strict=True):
-        if share > CLAMPED:
+    for name, (clamped, known) in zip(world.rewards, np.sum([counts for _, counts in tables], axis=0), strict=True):
+        if clamped > CLAMPED * known:
             warnings.warn(
-                f"{share:.1%} of the scores of {name!r} are negative and count as 0 in its gain curve: "
+                f"{clamped / known:.1%} of the scores of {name!r} are negative and count as 0 in its gain curve: "
                 "a reward of your own can map them itself, by a method `positive`",
                 ClampWarning,
                 stacklevel=2,
@@ -286,11 +286,11 @@ def _provenance(recipe: Recipe, count: int) -> dict[str, Any]:
     return found
 
 
-def _positive(world: worlds.World, shard: Shard) -> tuple[Shard, list[float]]:
-    """A shard with scores >= 0, and the share of each reward's that was clamped."""
+def _positive(world: worlds.World, shard: Shard) -> tuple[Shard, list[Any]]:
+    """A shard with scores >= 0; of each reward's, how many were clamped and how many there are."""
     rows = zip(world.rewards, shard.scores, strict=True)
     mapped = [base.positive(name, world.judges.get(name), scores) for name, scores in rows]
-    return Shard(np.stack([scores for scores, _ in mapped]), shard.evaluations), [share for _, share in mapped]
+    return Shard(np.stack([scores for scores, _ in mapped]), shard.evaluations), [counts for _, counts in mapped]
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Aesthetic:
     ) -> NDArray[np.float64]:
         """One rating an image."""
         features = self.clip.images(as_tensor(images, prompts), self.pixels, self.batch_size)
-        return self.head(features)[:, 0].double().cpu().numpy()
+        return clip.finite("the aesthetic predictor", self.head(features)[:, 0]).double().cpu().numpy()
 
 
 def _head(source: str | Path, width: int) -> nn.Sequential:

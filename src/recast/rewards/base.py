@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,15 +80,18 @@ def load(name: str, **options: Any) -> Reward:
     """
     module_name, attribute = find(name)
     try:
-        found: Any = getattr(importlib.import_module(module_name), attribute)
-    except ImportError as error:
-        extra = "" if name not in NAMES else ": pip install 'recast-diffusion[train,rewards]'"
-        raise RecastError(f"the reward {name!r} cannot be imported ({error}){extra}") from error
-    except AttributeError:
-        raise RecastError(f"the reward {name!r}: there is no {attribute!r} in {module_name}") from None
+        with _working_folder():
+            found: Any = getattr(importlib.import_module(module_name), attribute, None)
+    except Exception as error:  # of one's own module: anything
+        hint = ": pip install 'recast-diffusion[rewards]'" if name in NAMES else "; is its folder in PYTHONPATH?"
+        hint = hint if isinstance(error, ImportError) else ""
+        raise RecastError(f"the reward {name!r} cannot be imported ({_one_line(error)}){hint}") from error
+    if found is None:
+        raise RecastError(f"the reward {name!r}: there is no {attribute!r} in {module_name}")
     if not callable(found):
         raise RecastError(f"the reward {name!r} is a {type(found).__name__}, which cannot be called")
     made = inspect.isclass(found)
+    options = _checked(name, found.__init__ if made else found, options)
     try:
         signature = inspect.signature(found)
         signature.bind(**options) if made else signature.bind_partial(**options)
@@ -94,11 +100,41 @@ def load(name: str, **options: Any) -> Reward:
     if made:
         try:
             return cast(Reward, found(**options))
-        except RecastError:
-            raise
+        except RecastError as error:
+            raise RecastError(f"the reward {name!r} cannot be made: {error}") from error
         except Exception as error:
             raise RecastError(f"the reward {name!r} cannot be made: {_one_line(error)}") from error
     return cast(Reward, functools.partial(found, **options) if options else found)
+
+
+def _checked(name: str, call: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by the types that the reward states for them, where it does; ~ in a text is the home folder."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        hints = get_type_hints(call)
+    except Exception:  # of one's own reward: they may name anything
+        hints = {}
+    checked = {}
+    for key, value in options.items():
+        value = os.path.expanduser(value) if isinstance(value, str) else value
+        try:
+            checked[key] = TypeAdapter(hints[key]).validate_python(value) if key in hints else value
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise RecastError(f"the reward {name!r} has {key} = {value!r}: {reason[0].lower()}{reason[1:]}") from None
+    return checked
+
+
+@contextmanager
+def _working_folder() -> Iterator[None]:
+    """Modules in the working folder can be imported, as for `python -m`; the `recast` command alone would not."""
+    here = os.getcwd()
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 def _one_line(error: Exception) -> str:
@@ -184,14 +220,18 @@ def score(
     return np.stack(table) if table else np.empty((0, len(images)))
 
 
-def positive(name: str, reward: Reward | None, scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    """Scores as gain curves need them, not negative, and the share that had to be clamped at 0.
+def positive(
+    name: str, reward: Reward | None, scores: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Scores as gain curves need them, not negative; how many had to be clamped at 0, and how many there are.
 
     A reward with a method `positive` maps its own (ImageReward: a sigmoid); what is negative then becomes 0 (App. E.1).
     """
     mapped = getattr(reward, "positive", None)
-    values = scores if mapped is None else np.asarray(mapped(scores), dtype=np.float64)
+    try:
+        values = scores if mapped is None else np.asarray(mapped(scores), dtype=np.float64)
+    except Exception as error:
+        raise RecastError(f"the reward {name!r} failed to make its scores positive: {_one_line(error)}") from error
     if values.shape != scores.shape:
         raise RecastError(f"the reward {name!r} made the shape {values.shape} of scores {scores.shape} not negative")
-    applies = np.isfinite(values).sum()
-    return np.maximum(values, 0.0), float((values < 0).sum() / max(1, applies))
+    return np.maximum(values, 0.0), np.array([(values < 0).sum(), np.isfinite(values).sum()])

@@ -65,8 +65,8 @@ class Entry:
         """Commands that get what is missing, in order."""
         absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
         found = ["pip install 'recast-diffusion[rewards]'"] if absent else []
-        if importlib.util.find_spec("huggingface_hub") is None:
-            return found
+        if self.files and importlib.util.find_spec("huggingface_hub") is None:  # comes with transformers
+            return found or ["pip install 'recast-diffusion[rewards]'"]
         return found + [command for each in self.files if (command := each.missing()) is not None]
 
 
@@ -94,7 +94,7 @@ ENTRIES = {
         ),
     ),
     "aesthetic": Entry("LAION's predictor of ratings", "1 to 10", files=(_L14, Address(AESTHETIC, AESTHETIC_FILE))),
-    "ocr": Entry("the quoted text, read by PP-OCR", "0 to 1", ("rapidocr", "onnxruntime", "rapidfuzz")),
+    "ocr": Entry("the quoted text, read by PP-OCR", "0 to 1", ("torch", "PIL", "rapidocr", "onnxruntime", "rapidfuzz")),
     "geneval": Entry(
         "clauses that Mask2Former and CLIP confirm",
         "0 to 1",
@@ -113,7 +113,7 @@ ENTRIES = {
     "unifiedreward": Entry(
         "UnifiedReward-2 behind an OpenAI-compatible endpoint",
         "1 to 5",
-        (),
+        ("torch", "PIL"),
         remark=f"needs a server: vllm serve {UNIFIEDREWARD}",
     ),
     "jpeg": Entry("an example: kilobytes of a JPEG, below 0", "below 0", ("torch", "PIL")),

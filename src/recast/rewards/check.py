@@ -95,8 +95,9 @@ def trials(name: str) -> list[Trial]:
 def run(name: str, options: Mapping[str, Any]) -> list[Outcome]:
     """Outcomes of a reward's trials, or, for one without any, of a look whether it tells pictures apart."""
     reward = base.load(name, **options)
-    if base.find(name)[0] == "recast.shapes.rewards":
-        return _shapes(name, reward)
+    module, kind = base.find(name)
+    if module == "recast.shapes.rewards":
+        return _shapes(name, kind, reward)
     tried = trials(name)
     if tried:
         scores = _score(name, reward, [case for trial in tried for case in (trial.better, trial.worse)])
@@ -149,7 +150,7 @@ def _write(pen: ImageDraw.ImageDraw, words: str, side: int, ink: str, size: int,
     pen.text((side / 2, side * height), words, fill=ink, font=font, anchor="mm")
 
 
-def _shapes(name: str, reward: base.Reward) -> list[Outcome]:
+def _shapes(name: str, kind: str, reward: base.Reward) -> list[Outcome]:
     """The embedded world's own pictures: what was asked for above something else, clean above disturbed."""
     from recast.shapes import prompts, render
 
@@ -157,7 +158,7 @@ def _shapes(name: str, reward: base.Reward) -> list[Outcome]:
     texts = [row["prompt"] for row in rows]
     images = render.render(rows, 0)
     noise = torch.rand(images.shape, generator=torch.Generator().manual_seed(0))
-    if name in ("detail", "background"):
+    if kind in ("Detail", "Background"):
         what, worse, others = "clean pictures above disturbed ones", 0.8 * images + 0.2 * noise, texts
     else:
         what, worse, others = "pictures of their own prompts above those of others", images, texts[1:] + texts[:1]

@@ -59,12 +59,13 @@ def check(
     base.find(name)
     settings = config.options(options or [])
     try:
-        with needs(f"the reward {name}", "train,rewards"):
+        with needs(f"the reward {name}", "rewards"):
             from recast.rewards import check as trials
 
             outcomes = trials.run(name, settings)
     except RecastError as error:
         commands = catalog.ENTRIES[name].missing() if name in catalog.ENTRIES and not settings else []
+        commands = [command for command in commands if command not in str(error)]
         hint = f"; get what is missing with: {' && '.join(commands)}" if commands else ""
         raise RecastError(f"{error}{hint}") from error
     console.print(tables.check_table(outcomes))

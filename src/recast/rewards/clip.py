@@ -43,6 +43,7 @@ class Clip:
         offload: bool = False,
         clean: Callable[[str], str] = str,
     ) -> None:
+        self.scale = float(model.logit_scale.double().exp())  # before it is rounded to half precision
         self.model = model.to("cpu" if offload else device, dtype).eval().requires_grad_(False)
         self.tokenizer, self.device, self.dtype, self.offload, self._clean = tokenizer, device, dtype, offload, clean
         self._texts: dict[str, Tensor] = {}
@@ -55,7 +56,8 @@ class Clip:
             seen, version, how, features = self._last
             if seen() is images and not images.is_inference() and version == images._version and how == pixels:
                 return features
-        features = self._vision(pixels(part) for part in images.split(batch_size))
+        parts = images.split(batch_size) if len(images) else ()
+        features = self._vision(pixels(part) for part in parts)
         if not images.is_inference():
             self._last = (weakref.ref(images), images._version, pixels, features)
         return features
@@ -70,7 +72,7 @@ class Clip:
         with devices.visiting(self.model, self.device, self.offload):
             for part in parts:
                 output = self.model.get_image_features(pixel_values=part.to(self.device, self.dtype)).pooler_output
-                found.append(functional.normalize(output.float(), dim=-1))
+                found.append(functional.normalize(finite("CLIP", output.float()), dim=-1))
         return torch.cat(found) if found else torch.empty(0, self.model.config.projection_dim, device=self.device)
 
     @torch.no_grad()
@@ -91,7 +93,7 @@ class Clip:
         length = self.model.config.text_config.max_position_embeddings
         tokens = self.tokenizer(texts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
         output = self.model.get_text_features(**tokens.to(self.device)).pooler_output
-        return functional.normalize(output.float(), dim=-1)
+        return functional.normalize(finite("CLIP", output.float()), dim=-1)
 
     def cosines(self, images: Tensor, prompts: Sequence[str], pixels: Pixels, batch_size: int) -> Tensor:
         """cos(image, prompt), (B,), in float32."""
@@ -115,8 +117,12 @@ class Processor:
     reward does (bilinear, on floats). Two of the same settings are equal, so that embeddings can be shared.
     """
 
-    def __init__(self, size: int, crop: tuple[int, int], mean: Any, std: Any, preprocess: Preprocess) -> None:
+    def __init__(
+        self, size: int, crop: tuple[int, int], mean: Any, std: Any, preprocess: Preprocess, even: bool = False
+    ) -> None:
         self.size, self.crop, self.mean, self.std, self.preprocess = size, crop, tuple(mean), tuple(std), preprocess
+        # Where the remainder is odd, the processor rounds the margin down; torchvision, in NFT's, to even.
+        self.even = even or preprocess == "nft"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Processor) and vars(self) == vars(other)
@@ -134,9 +140,8 @@ class Processor:
             images = resized(images, size)
         elif size != (height, width):
             images = functional.interpolate(images, size=size, mode="bilinear", antialias=True)
-        # Where the remainder is odd, the processor rounds the margin down and torchvision, in NFT's, to even.
         rest = (size[0] - self.crop[0], size[1] - self.crop[1])
-        top, left = (each // 2 if self.preprocess == "processor" else round(each / 2) for each in rest)
+        top, left = (round(each / 2) if self.even else each // 2 for each in rest)
         return normalised(images[..., top : top + self.crop[0], left : left + self.crop[1]], self.mean, self.std)
 
 
@@ -186,6 +191,13 @@ def load(
     crop = (found.crop_size["height"], found.crop_size["width"])
     sees = Processor(found.size["shortest_edge"], crop, found.image_mean, found.image_std, preprocess)
     return made, sees
+
+
+def finite(what: str, values: Tensor) -> Tensor:
+    """The same values; one that is not finite is an error, as NaN would be read as "does not apply"."""
+    if not values.isfinite().all():
+        raise RecastError(f"{what}'s output is not finite: its weights are broken, or its dtype too narrow")
+    return values
 
 
 def check_batch(what: str, batch_size: int) -> int:

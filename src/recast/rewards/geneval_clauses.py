@@ -17,6 +17,7 @@ Box: TypeAlias = tuple[float, float, float, float]
 Objects: TypeAlias = Mapping[str, Sequence[tuple[float, Box]]]
 """Score and box of each object, by class, the highest score first."""
 
+TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 MAX_OBJECTS = 16
 """Objects of one class that are looked at."""
 # fmt: off

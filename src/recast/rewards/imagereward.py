@@ -48,7 +48,7 @@ class ImageReward:
         self.device, self.dtype, self.offload = devices.pick(device), devices.dtype(dtype), offload
         self.tokenizer, vision, text, head = _load(weights, tokenizer)
         side = vision.config.image_size
-        self.pixels = clip.Processor(side, (side, side), clip.MEAN, clip.STD, "processor")
+        self.pixels = clip.Processor(side, (side, side), clip.MEAN, clip.STD, "processor", even=True)
         both = {"vision": vision.to(dtype=self.dtype), "text": text.to(dtype=self.dtype), "head": head}
         self.model = nn.ModuleDict(both).to("cpu" if offload else self.device).eval().requires_grad_(False)
 
@@ -76,7 +76,7 @@ class ImageReward:
             encoder_hidden_states=seen,
             encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=self.device),
         ).last_hidden_state
-        return self.model["head"](read[:, 0].float())[:, 0]
+        return clip.finite("ImageReward", self.model["head"](read[:, 0].float())[:, 0])
 
     def positive(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """For gain curves: a sigmoid, as in the paper."""

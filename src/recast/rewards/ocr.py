@@ -102,6 +102,7 @@ def _rapid() -> Callable[[NDArray[np.uint8]], str]:
     engine = RapidOCR(
         params={
             "Global.use_cls": False,
+            "Global.text_score": 0.0,  # half-legible text is what training must tell from none
             "Global.log_level": "critical",
             "Det.limit_side_len": SIDE,
             "Det.limit_type": "min",

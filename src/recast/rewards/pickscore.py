@@ -30,7 +30,7 @@ class PickScore:
     ) -> None:
         self.batch_size = clip.check_batch("pickscore", batch_size)
         self.clip, self.pixels = clip.load("pickscore", model, processor, device=device, dtype=dtype, offload=offload)
-        self.scale = float(self.clip.model.logit_scale.double().exp()) / SCALE
+        self.scale = self.clip.scale / SCALE
 
     def __call__(
         self, images: Images, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None

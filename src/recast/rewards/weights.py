@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from recast.console import quiet
 from recast.errors import RecastError
 
-_TROUBLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, pickle.UnpicklingError, EOFError)
+_TROUBLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 
 
 @contextmanager
@@ -92,7 +92,10 @@ def read(path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
         return load_file(path)
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, UnicodeDecodeError) as error:
+        raise ValueError("it is not a file of plain weights by torch, or is cut short") from error
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping):

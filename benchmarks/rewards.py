@@ -31,6 +31,10 @@ from transformers import (
     CLIPConfig,
     CLIPImageProcessorPil,
     CLIPModel,
+    Mask2FormerConfig,
+    Mask2FormerForUniversalSegmentation,
+    Mask2FormerImageProcessorPil,
+    SwinConfig,
 )
 
 from recast.core import artifact
@@ -129,6 +133,19 @@ def save_imagereward(folder: Path) -> None:
     BertTokenizer(vocab={word: k for k, word in enumerate(vocabulary)}).save_pretrained(folder)
 
 
+def save_geneval(folder: Path) -> None:
+    """Mask2Former with a Swin-S, for COCO's 80 classes."""
+    swin = SwinConfig(
+        embed_dim=96,
+        depths=[2, 2, 18, 2],
+        num_heads=[3, 6, 12, 24],
+        window_size=7,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )
+    Mask2FormerForUniversalSegmentation(Mask2FormerConfig(backbone_config=swin, num_labels=80)).save_pretrained(folder)
+    Mask2FormerImageProcessorPil().save_pretrained(folder)
+
+
 def save_all(folder: Path) -> dict[str, dict[str, Any]]:
     """Checkpoints of the published sizes; the options that name them, by reward."""
     torch.manual_seed(0)
@@ -139,12 +156,14 @@ def save_all(folder: Path) -> dict[str, dict[str, Any]]:
     torch.save(head, folder / catalog.AESTHETIC_FILE)
     save_hpsv2(folder / "hpsv2")
     save_imagereward(folder / "imagereward")
+    save_geneval(folder / "mask2former")
     return {
         "clipscore": {"model": folder / "l14"},
         "aesthetic": {"model": folder / "l14", "weights": folder / catalog.AESTHETIC_FILE},
         "pickscore": {"model": folder / "h14", "processor": folder / "h14"},
         "hpsv2": {"weights": folder / "hpsv2", "tokenizer": folder / "hpsv2"},
         "imagereward": {"weights": folder / "imagereward", "tokenizer": folder / "imagereward"},
+        "geneval": {"model": folder / "mask2former", "clip": folder / "l14"},
     }
 
 
@@ -162,7 +181,8 @@ def best(call: Callable[[], Any], rounds: int) -> float:
 
 def scored(reward: base.Reward, images: Tensor, prompts: list[str]) -> Any:
     """Scores of images that no model has seen before."""
-    return reward(images.clone(), prompts)
+    rows = [{"include": [{"class": "cat", "count": 1, "color": "red"}]}] * len(prompts)
+    return reward(images.clone(), prompts, rows)
 
 
 def models_alone(options: dict[str, dict[str, Any]], rounds: int) -> dict[str, dict[str, float]]:
@@ -171,7 +191,7 @@ def models_alone(options: dict[str, dict[str, Any]], rounds: int) -> dict[str, d
     rows: dict[str, dict[str, float]] = {}
     for name, given in options.items():
         seconds, reward = timed(partial(base.load, name, **given))
-        reward(images, prompts)
+        scored(reward, images, prompts)
         each = best(partial(scored, reward, images, prompts), rounds) / COUNT
         rows[name] = {"load": seconds, "images_per_second": 1 / each}
         print(f"{name:12} loads in {seconds:5.1f} s, {1 / each:5.2f} images/s", flush=True)

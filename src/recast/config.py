@@ -136,6 +136,7 @@ class TrainConfig(_Section):
     """How the policy is trained; the defaults are the paper's (App. E.2)."""
 
     prompts: str = Field("shapes:train", description="shapes:SPLIT, or a .txt or .jsonl file")
+    lora: str | None = Field(None, description="the adapter that training starts from; policy.lora unless told")
     epochs: int = Field(120, ge=1)
     groups: int = Field(48, ge=1, description="prompts an epoch")
     images: int = Field(24, ge=2, description="images a prompt")

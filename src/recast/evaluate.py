@@ -98,7 +98,7 @@ def identity(recipe: Recipe, lora: Path | None, images: Sequence[Image]) -> dict
     """The settings that decide the images, by their dotted names."""
     settings = recipe.evaluate
     policy = propose.policy_identity(recipe) | {"guidance": settings.guidance}
-    policy["lora"] = None if lora is None else hashlib.sha256((lora / adapters.FILE).read_bytes()).hexdigest()
+    policy["lora"] = None if lora is None else propose.adapter_hash(lora)
     made = {"steps": settings.steps, "solver": settings.solver, "seed": settings.seed}
     rows = [image.row for image in images[: len(images) // settings.repeats]]
     return flatten({"policy": policy, "evaluate": made | {"prompts": prompts.digest([dict(row) for row in rows])}})

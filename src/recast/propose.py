@@ -69,9 +69,14 @@ def policy_identity(recipe: Recipe) -> dict[str, Any]:
     keys = ("model", "dtype", "guidance", "resolution", "max_sequence_length")
     facts: dict[str, Any] = {key: getattr(recipe.policy, key) for key in keys}
     if recipe.policy.lora is not None:
-        path = Path(recipe.policy.lora).expanduser() / "pytorch_lora_weights.safetensors"
-        facts["lora"] = hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest()
+        facts["lora"] = adapter_hash(recipe.policy.lora)
     return facts
+
+
+def adapter_hash(folder: str | Path) -> str:
+    """SHA-256 of an adapter's weights."""
+    path = Path(folder).expanduser() / "pytorch_lora_weights.safetensors"
+    return hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest()
 
 
 def seed_of(seed: int, prompt: str, number: int, purpose: str = "proposal") -> int:

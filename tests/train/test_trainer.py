@@ -1,6 +1,7 @@
 """The loop on the shapes world: one update by hand, exact resume, order that does not matter, and trouble."""
 
 import dataclasses
+import hashlib
 import math
 import re
 import shutil
@@ -399,14 +400,18 @@ def test_another_w_is_another_run(tmp_path: Path) -> None:
         stage.train(settings, tmp_path)
 
 
-def test_a_stage_starts_from_another_s_adapter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["train.lora", "policy.lora"])
+def test_a_stage_starts_from_another_s_adapter(tmp_path: Path, key: str) -> None:
     first = make(tmp_path, "train.learning_rate=0.01")
     first.epoch()
     first.adapters.save(tmp_path / "warmup")
-    second = make(tmp_path, f"policy.lora={tmp_path / 'warmup'}")
+    second = make(tmp_path, f"{key}={tmp_path / 'warmup'}")
     trained = weights_of(first)["default"]
     assert not torch.equal(trained, weights_of(first)["ema"])
     assert all(torch.equal(each, trained) for each in weights_of(second).values())
+    settings = recipe(f"{key}={tmp_path / 'warmup'}")
+    facts = stage.identity(settings, second.weights, second.rows)
+    assert facts[key] == hashlib.sha256((tmp_path / "warmup/pytorch_lora_weights.safetensors").read_bytes()).hexdigest()
 
 
 def test_trackers_get_every_step(tmp_path: Path) -> None:
@@ -456,7 +461,8 @@ def test_what_is_wrong_is_said_before_anything_is_done(tmp_path: Path) -> None:
     state.write_text(kept.replace('"epoch": 1', '"epoch": "x"'))
     assert "state.json is damaged" in said()
     state.write_text(kept.replace('"schedule"', '"other"'))
-    assert re.search(r"is damaged \(KeyError: 'schedule'\): remove .*epoch-00001 to go on from the one before", said())
+    damaged = said("train.epochs=2")  # goes on, so that it is read
+    assert re.search(r"is damaged \(KeyError: 'schedule'\): remove .*epoch-00001 to go on from the one before", damaged)
     state.write_text(kept.replace('"epoch": 1', '"epoch": 2'))
     assert "has 2 epochs already, more than train.epochs = 1" in said()
     state.write_text(kept)

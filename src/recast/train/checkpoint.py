@@ -20,7 +20,12 @@ from recast.errors import RecastError
 from recast.flow.sharded import like, whole
 
 FORMAT = "recast.checkpoint"
-HASHED = {"weights": "W", "train.prompts": "prompt file (train.prompts)", "policy.lora": "adapter (policy.lora)"}
+HASHED = {
+    "weights": "W",
+    "train.prompts": "prompt file (train.prompts)",
+    "policy.lora": "adapter (policy.lora)",
+    "train.lora": "adapter to start from (train.lora)",
+}
 """Settings of which a checkpoint knows the hash only, as people call them."""
 
 

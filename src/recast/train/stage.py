@@ -77,7 +77,7 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
         _loop(recipe, out, trainer, settings, observer)
     except StoppedError as stop:
         saved = trainer.save(folder, settings, recipe.train.keep)
-        remedy = f"other settings can start from there with policy.lora={saved / 'default'} and a new --out"
+        remedy = f"other settings can start from there with train.lora={saved / 'default'} and a new --out"
         raise RecastError(f"{stop}; the state before it is in {saved}: {remedy}") from stop
     finally:
         accelerator.end_training()
@@ -145,7 +145,7 @@ def _compare(recipe: Recipe, matrix: WeightMatrix, path: Path) -> None:
 
 
 def build(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row], accelerator: Any) -> Trainer:
-    """Policy, adapters and rewards of a recipe; `policy.lora` is where training starts from."""
+    """Policy, adapters and rewards of a recipe; `train.lora` or `policy.lora` is where training starts from."""
     settings = recipe.train
     missing = [name for name in matrix.rewards if name not in recipe.rewards]
     if missing:
@@ -160,8 +160,9 @@ def build(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row], acceler
             f"from {grid[1]:.4g}: estimate the curves on this policy with estimate.steps={len(grid) - 1}"
         )
     adapters = Adapters(policy.pipe.transformer, settings.rank, settings.alpha, settings.seed)
-    if recipe.policy.lora is not None:
-        adapters.load(Path(recipe.policy.lora).expanduser())
+    start = settings.lora or recipe.policy.lora
+    if start is not None:
+        adapters.load(Path(start).expanduser())
         adapters.update_old()
     judges = {name: base.load(name, **(recipe.rewards[name] or {})) for name in matrix.rewards}
     return Trainer(settings, policy, adapters, matrix, judges, rows, accelerator)
@@ -175,6 +176,8 @@ def identity(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row]) -> d
         "weights": weights_hash(matrix),
         "train": recipe.train.used() | {"prompts": prompts.digest(rows)},
     }
+    if recipe.train.lora is not None:
+        facts["train"]["lora"] = propose.adapter_hash(recipe.train.lora)
     if recipe.train.reweigh_every:
         facts |= {"estimate": recipe.estimate.used(), "weigh": recipe.weigh.model_dump()}
         facts |= {"prompts": recipe.prompts.model_dump(), "proposals": propose.identity(recipe)}

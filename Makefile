@@ -7,7 +7,7 @@ STAMP := $(VENV)/installed
 .PHONY: run test bench clean
 
 run: $(STAMP)
-	$(BIN)/recast run recipes/mixture.yaml --out runs/mixture
+	$(BIN)/recast run recipes/shapes.yaml --out runs/shapes
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
@@ -20,6 +20,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/estimate.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/shapes_training.py
+	$(BIN)/python benchmarks/rewards.py
 
 # The stamp is written last and renamed into place, so an interrupted install leaves none.
 $(STAMP): pyproject.toml constraints.txt

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from recast import show, sweep_cli
+from recast import processes, show, sweep_cli
 from recast._version import __version__
 from recast.analyze import app as analyze
 from recast.arguments import Overrides, RecipeFile, RunFolder
@@ -307,4 +307,5 @@ def main() -> None:
         code = 130
     if code == 130:  # newer typers turn an interrupt into this code themselves
         print("interrupted: run the same command again, and it goes on", file=sys.stderr)
+    processes.part()
     sys.exit(code if isinstance(code, int) else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from datetime import timedelta
 
 RANK, COUNT = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -18,6 +19,15 @@ def wait() -> None:
         from accelerate import PartialState
 
         PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE).wait_for_everyone()
+
+
+def part() -> None:
+    """At the end of a command: leave the group, where there is one, so that no process waits for another."""
+    if COUNT > 1 and "torch" in sys.modules:
+        import torch
+
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def cores() -> int:

@@ -57,12 +57,16 @@ def test_two_processes_under_torchrun_give_the_same_bytes(undisturbed: bytes, tm
     assert (tmp_path / "gains.json").read_bytes() == undisturbed
 
 
-def test_run_under_torchrun_waits_for_the_proposals(tmp_path: Path) -> None:
-    shapes = ("run", str(ROOT / "recipes/shapes.yaml"), "prompts.count=3", "estimate.samples=2", "estimate.noisings=1")
-    subprocess.run(recast(*shapes, out=tmp_path / "one"), check=True, capture_output=True, env=ENVIRONMENT)
+def test_run_under_torchrun_goes_through_all_stages_together(tmp_path: Path) -> None:
+    small = ("prompts.count=3", "estimate.samples=2", "estimate.noisings=1", "train.epochs=1", "train.groups=4")
+    small += ("train.batch=16", "train.trackers=[]", "train.preview_every=0", "evaluate.count=16", "evaluate.steps=2")
+    shapes = ("run", str(ROOT / "recipes/shapes.yaml"), *small)
+    subprocess.run(
+        recast(*shapes, "run.methods=[]", out=tmp_path / "one"), check=True, capture_output=True, env=ENVIRONMENT
+    )
     launcher = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
     result = subprocess.run(
-        recast(*shapes, out=tmp_path / "two", launcher=launcher),
+        recast(*shapes, "run.methods=[static]", out=tmp_path / "two", launcher=launcher),
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
@@ -71,6 +75,9 @@ def test_run_under_torchrun_waits_for_the_proposals(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     for name in ("gains.json", "weights.json", "proposals/manifest.jsonl"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert result.stdout.count("the page is") == 1
+    for name in ("static-s0", "base"):
+        assert (tmp_path / "two" / name / "scores/scores.jsonl").read_text().count("\n") == 16
 
 
 def test_accelerate_launch_gives_the_same_bytes(undisturbed: bytes, tmp_path: Path) -> None:

@@ -125,15 +125,11 @@ def test_two_processes_give_the_same_plan_and_losses_and_survive_a_kill(folder: 
 
 
 def test_bad_input_is_one_sentence(folder: Path, whole: Path) -> None:
-    def said(*more: str, out: Path = whole) -> str:
-        line = command(out, *more)
-        result = subprocess.run(line, capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=240)
-        assert result.returncode == 2
-        assert result.stderr.count("\n") == 1, result.stderr
-        return result.stderr
-
-    assert "was trained with train.beta = 0.1, not 0.5" in said("train.beta=0.5")
-    assert "float16 needs a GPU" in said("train.precision=float16", out=folder / "half")
+    line = command(whole, "train.beta=0.5")
+    result = subprocess.run(line, capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=240)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "was trained with train.beta = 0.1, not 0.5" in result.stderr
 
 
 def test_sharded_parameters_train_save_and_resume(tmp_path: Path) -> None:

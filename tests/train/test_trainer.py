@@ -453,6 +453,7 @@ def test_what_is_wrong_is_said_before_anything_is_done(tmp_path: Path) -> None:
     )
     assert "'foo': 0.333333" in said("weigh.budget.foo=1")
     assert "train.batch = 5 does not divide the 8 images" in said("train.batch=5")
+    assert "train.precision = float16 needs a GPU" in said("train.precision=float16")
     assert "W has 4 steps from" in said("train.steps=5")
     assert "file: cannot be the run's folder" in said(out=tmp_path / "file")
     stage.train(settings, tmp_path)

@@ -80,7 +80,7 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
         remedy = f"other settings can start from there with train.lora={saved / 'default'} and a new --out"
         raise RecastError(f"{stop}; the state before it is in {saved}: {remedy}") from stop
     finally:
-        accelerator.end_training()
+        trackers.finish(accelerator)
     return trainer.position.epoch
 
 

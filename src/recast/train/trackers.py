@@ -55,6 +55,12 @@ def options(names: Sequence[str], out: Path, step: int) -> dict[str, dict[str, A
     return {name: every[name] for name in names}
 
 
+def finish(accelerator: Any) -> None:
+    """Close every tracker; `end_training` would also part the processes, which may have more to do together."""
+    for tracker in accelerator.trackers:
+        tracker.finish()
+
+
 def show(accelerator: Any, images: Tensor, sheet: Path, step: int) -> None:
     """Give sample images (B, 3, H, W) to every tracker; trackio, which takes one at a time, gets the sheet's file."""
     for tracker in accelerator.trackers:

@@ -149,16 +149,7 @@ def _draw(recipe: Recipe, lora: Path | None, folder: Path, images: Sequence[Imag
         texts, seeds = [image.row["prompt"] for image in whole], [image.seed for image in whole]
         made = generate(policy, texts, seeds, steps=settings.steps, method=settings.solver, batch=len(whole))
         for image, pixels in zip(batch, made, strict=False):
-            _write(folder / image.file, to_png(pixels))
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:
-        raise RecastError(f"{path}: the image cannot be written: {error.strerror or error}") from error
+            artifact.write_bytes(folder / image.file, to_png(pixels))
 
 
 def _score(recipe: Recipe, folder: Path, parts: Sequence[Sequence[Image]], progress: Progress) -> None:

@@ -32,13 +32,18 @@ def write(path: str | Path, format: str, fields: Mapping[str, Any]) -> Path:
 
 def write_text(path: str | Path, text: str) -> Path:
     """Write a text file so that no reader ever sees half of it; links are followed."""
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, content: bytes) -> Path:
+    """Write a file so that no reader ever sees half of it; links are followed."""
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
         raise RecastError(f"{path}: cannot be written: it is a folder or a device, not a file")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)
         os.replace(temporary, target)
     except OSError as error:
         with contextlib.suppress(OSError):

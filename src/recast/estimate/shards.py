@@ -107,13 +107,7 @@ class Shards:
         from safetensors.numpy import save
 
         tensors = {"scores": np.ascontiguousarray(shard.scores), "evaluations": np.array([shard.evaluations])}
-        path = self.path(name)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_bytes(save(tensors, {"inputs": inputs}))
-            temporary.replace(path)
-        except OSError as error:
-            raise RecastError(f"{path}: the shard cannot be written: {error.strerror or error}") from error
+        artifact.write_bytes(self.path(name), save(tensors, {"inputs": inputs}))
 
     def read(self, name: str, inputs: str | None = None) -> Shard:
         """A prompt's scores, once it is sure that they came from these proposals."""

@@ -116,12 +116,7 @@ class Store:
             rejected.write_bytes(content)
             raise RecastError(f"{error}; it is kept as {rejected}") from error
         path = self.folder / "images" / f"{key(prompt, number)}{suffix}"
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        except OSError as error:
-            raise RecastError(f"{path}: the proposal cannot be written: {error.strerror or error}") from error
+        artifact.write_bytes(path, content)
         self._files[path.stem] = path
         return path
 

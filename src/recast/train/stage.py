@@ -18,7 +18,7 @@ from accelerate.utils import DistributedDataParallelKwargs, DistributedType, Ini
 
 from recast import processes, prompts, propose
 from recast.config import Recipe
-from recast.core import schedule, sinkhorn
+from recast.core import artifact, schedule, sinkhorn
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
 from recast.estimate.shards import flatten
@@ -229,10 +229,7 @@ def _preview(trainer: Trainer, path: Path) -> None:
         images = generate(trainer.policy, texts, [42 + k for k in range(len(texts))], steps=len(trainer.sigmas) - 1)
     if not trainer.accelerator.is_main_process:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(to_png(torch.cat(list(images), dim=2)))
-    temporary.replace(path)
+    artifact.write_bytes(path, to_png(torch.cat(list(images), dim=2)))
     trackers.show(trainer.accelerator, images, path, trainer.position.step)
 
 

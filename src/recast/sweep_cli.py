@@ -175,5 +175,6 @@ class _View:
         for job, verb in running.items():
             if job not in self._rows:
                 self._rows[job] = self._bars.add_task(job.folder.name, total=self._epochs)
-            done = sweeping.epochs_done(job) if job.method is not None else 0
-            self._bars.update(self._rows[job], completed=done, description=f"{verb} {job.folder.name}")
+            total = self._epochs if verb == "train" else None  # a bar that only moves
+            done = sweeping.epochs_done(job) if total else 0
+            self._bars.update(self._rows[job], completed=done, total=total, description=f"{verb} {job.folder.name}")

@@ -11,7 +11,6 @@ results/rewards.json beside this file; about ten minutes.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -78,12 +77,7 @@ def random_clip(sizes: dict[str, Any]) -> CLIPModel:
 
 def save_words(folder: Path) -> None:
     """A small CLIP tokenizer and the published image processor."""
-    state = json.loads(models.tokenizer(length=77).backend_tokenizer.to_str())["model"]
-    folder.mkdir(exist_ok=True)
-    (folder / "vocab.json").write_text(json.dumps(state["vocab"]))
-    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in state["merges"]]
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer", "model_max_length": 77}')
+    models.tokenizer(length=77).save_pretrained(folder)
     CLIPImageProcessorPil().save_pretrained(folder)
 
 

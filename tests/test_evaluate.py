@@ -208,6 +208,26 @@ def test_the_verb_prints_a_table_and_refuses_in_a_sentence(whole: Path, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def test_a_damaged_image_is_named(tmp_path: Path) -> None:
+    run(recipe(tmp_path), tmp_path)
+    path = tmp_path / "scores/images/00003.png"
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(
+        RecastError, match=r"00003.png \(remove it to have it made again\) is not an image that decodes"
+    ):
+        run(recipe(tmp_path, "evaluate.judges.background={}"), tmp_path)
+    path.unlink()
+    run(recipe(tmp_path, "evaluate.judges.background={}"), tmp_path)
+    assert Scores.load(tmp_path).held_out[-1] == "background"
+
+
+def test_a_reward_that_does_not_apply_is_null(tmp_path: Path) -> None:
+    run(recipe(tmp_path, "evaluate.judges.ocr={threads: 1}"), tmp_path)
+    text = (tmp_path / "scores/scores.jsonl").read_text()
+    assert text.count('"ocr": null') == COUNT
+    assert np.isnan(Scores.load(tmp_path).values[-1]).all()
+
+
 def test_a_table_that_is_not_whole_is_refused(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(RecastError, match="manifest.json: cannot be read"):
         Scores.load(tmp_path)

@@ -54,6 +54,15 @@ def test_the_papers_five_budgets() -> None:
     found = [tuple(int(value) for value in budget.values()) for budget in sweep.budgets_of(settings, [])]
     assert found == [(1, 1, 1, 1), (1, 1, 1, 2), (1, 1, 2, 1), (1, 2, 1, 1), (2, 1, 1, 1)]
     assert sweep.budgets_of(settings, [{"clip": 3.0}]) == [{"clip": 3.0}]
+    with pytest.raises(
+        RecastError, match="sweep.budgets names 'clop', but the recipe's rewards are clip, hps, pick, ocr"
+    ):
+        sweep.budgets_of(settings, [{"clop": 3.0}])
+    with pytest.raises(RecastError, match="a sweep trains policies that make images"):
+        sweep.budgets_of(config.Recipe.model_validate({"world": {"kind": "mixture"}}), [])
+    for wrong in ({"seeds": []}, {"seeds": [-1]}, {"methods": []}):
+        with pytest.raises(ValueError, match="sweep"):
+            config.Recipe.model_validate({"sweep": wrong})
 
 
 def test_the_papers_thirty_runs_are_matched(recipe: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -208,14 +208,14 @@ class RunConfig(_Section):
     """What `recast run` trains and compares at the recipe's budget; without methods it ends with W."""
 
     methods: list[Method] = []
-    seeds: list[int] = [0]
+    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field([0], min_length=1)
 
 
 class SweepConfig(_Section):
     """What `recast sweep` compares: every method at every budget and seed."""
 
-    methods: list[Method] = ["static", "sinkhorn"]
-    seeds: list[int] = [0, 1, 2]
+    methods: list[Method] = Field(["static", "sinkhorn"], min_length=1)
+    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field([0, 1, 2], min_length=1)
     budgets: list[dict[str, float]] = Field(
         default_factory=list, description="the paper's unless told: all alike, then each reward doubled in turn"
     )

@@ -27,7 +27,7 @@ from recast.estimate.worlds import TILE
 from recast.flow import lora as adapters
 from recast.flow import sd3
 from recast.flow.generate import generate
-from recast.proposals.store import to_array, to_png
+from recast.proposals.store import check, to_array, to_png
 from recast.report.scores import FORMAT
 from recast.rewards import base
 
@@ -179,18 +179,17 @@ def _known(folder: Path, name: str, options: Mapping[str, Any], part: Sequence[I
     if not path.exists():
         return None
     found = artifact.read(path, PART_FORMAT)
-    same = found.get("options") == json.loads(json.dumps(options)) and len(found["scores"]) == len(part)
-    return found["scores"] if same else None
+    scores = list(artifact.field(found, "scores", path))
+    return scores if found.get("options") == json.loads(json.dumps(options)) and len(scores) == len(part) else None
 
 
 def _read(folder: Path, part: Sequence[Image]) -> Tensor:
     """Images as they are on disk, so that scores do not depend on when they were made."""
-    contents = [(folder / image.file).read_bytes() for image in part]
-    from PIL import Image as Pillow
-
-    with Pillow.open(folder / part[0].file) as first:
-        side = first.size[0]
-    return torch.from_numpy(np.stack([to_array(content, side) for content in contents]))
+    contents = {image.file: (folder / image.file).read_bytes() for image in part}
+    sides = [
+        check(content, 1, f"{folder / file} (remove it to have it made again)")[1] for file, content in contents.items()
+    ]
+    return torch.from_numpy(np.stack([to_array(content, sides[0]) for content in contents.values()]))
 
 
 def _collect(recipe: Recipe, folder: Path, parts: Sequence[Sequence[Image]]) -> Path:

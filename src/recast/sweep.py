@@ -51,9 +51,14 @@ class Job:
 
 def budgets_of(recipe: Recipe, given: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """The given budgets; else, as in the paper, every reward alike and then each of them doubled, the last first."""
+    if recipe.world.kind != "images":
+        raise RecastError(f"a sweep trains policies that make images, and world.kind = {recipe.world.kind} has none")
+    names = list(recipe.rewards)
+    for name in (name for budget in given for name in budget):
+        if name not in names:
+            raise RecastError(f"sweep.budgets names {name!r}, but the recipe's rewards are {', '.join(names)}")
     if given:
         return [dict(budget) for budget in given]
-    names = list(recipe.rewards)
     even = dict.fromkeys(names, 1.0)
     return [even, *(even | {name: 2.0} for name in reversed(names))]
 

@@ -146,6 +146,23 @@ def test_runs_that_cannot_be_compared_are_refused(runs: Path, tmp_path: Path) ->
     refused("were evaluated on other prompts or seeds")
 
 
+def test_without_pillow_there_are_tables_and_a_page_without_pictures(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match="the page has no pictures without pillow"):
+        made = stage.report([runs], tmp_path / "out")
+    assert len(made.tables) == 6
+    assert '"items": []' in made.page.read_text()
+
+
+def test_half_a_line_of_metrics_is_named(runs: Path, tmp_path: Path) -> None:
+    path = runs / "row-0-0/metrics.jsonl"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(RecastError, match="metrics.jsonl, line 2: not valid JSON"):
+        stage.report([runs], tmp_path / "out")
+
+
 def test_the_verb(runs: Path, tmp_path: Path) -> None:
     def call(*words: object) -> Any:
         return CliRunner().invoke(app, ["report", *map(str, words)], env={"COLUMNS": "160"})

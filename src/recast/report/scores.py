@@ -49,18 +49,22 @@ class Scores:
         path = path / "scores" if (path / "scores").is_dir() else path
         manifest = artifact.read(path / "manifest.json", FORMAT)
         run = artifact.mapping(manifest, "run", path / "manifest.json")
+        method, budget, seed = (
+            artifact.field(run, key, path / "manifest.json") for key in ("method", "budget", "seed")
+        )
         trained, held_out = (tuple(artifact.field(manifest, key, path)) for key in ("trained", "held_out"))
-        rows = _rows(path / "scores.jsonl")
+        rows = read_rows(path / "scores.jsonl")
         try:
             table = [[row["scores"][name] for row in rows] for name in (*trained, *held_out)]
             values = np.array(table, dtype=np.float64).reshape(len(trained) + len(held_out), len(rows))
         except (KeyError, TypeError, ValueError) as error:
             raise RecastError(f"{path / 'scores.jsonl'}: a row lacks a score ({error}): run recast evaluate") from error
         images = tuple({key: value for key, value in row.items() if key != "scores"} for row in rows)
-        return cls(path, run["method"], dict(run["budget"]), int(run["seed"]), trained, held_out, images, values)
+        return cls(path, method, dict(budget), int(seed), trained, held_out, images, values)
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file; a line that is none is an error."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from recast.errors import RecastError
 from recast.report import compare, page, render, sections
 from recast.report.compare import AGGREGATE, Run
 from recast.report.render import Table
-from recast.report.scores import Scores
+from recast.report.scores import Scores, read_rows
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def _training(policies: Sequence[Scores]) -> list[dict[str, Any]]:
         path = policy.folder.parent / "metrics.jsonl"
         if policy.method == "base" or not path.is_file():
             continue
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = read_rows(path)
         names = [key for key in rows[0] if key.startswith("reward/")] if rows else []
         columns = {name.removeprefix("reward/"): [_finite(row.get(name)) for row in rows] for name in names}
         method = sections.shown(policy.method)
@@ -147,6 +148,9 @@ def _finite(value: Any) -> float | None:
 
 def _pictures(policies: Sequence[Scores]) -> list[Scores]:
     """The base and one run of each method at one budget and seed, in the tables' order."""
+    if importlib.util.find_spec("PIL") is None:
+        warnings.warn("the page has no pictures without pillow: pip install 'recast-diffusion[plot]'", stacklevel=3)
+        return []
     keys = [(tuple(each.budget.items()), each.seed) for each in policies if each.method != "base"]
     chosen = max(keys, key=lambda key: (keys.count(key), -keys.index(key)), default=None)
     shown = [p for p in policies if p.method == "base" or (tuple(p.budget.items()), p.seed) == chosen]

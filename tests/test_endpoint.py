@@ -37,10 +37,8 @@ def test_retry_after_is_seconds_or_a_date_and_has_a_limit(header: str, least: fl
 def test_jitter_differs_between_processes_that_wait_for_the_same_server() -> None:
     waits = []
     for _ in range(8):
-        slept: list[float] = []
         options = {"concurrency": 1, "retries": 1, "backoff": 1.0, "timeout": 1.0}
-        Endpoint("http://localhost/v1", "NO_KEY", **options, sleep=slept.append).wait(0, 0)  # type: ignore[arg-type]
-        waits += slept
+        waits.append(Endpoint("http://localhost/v1", "NO_KEY", **options).pause(0, 0))  # type: ignore[arg-type]
     assert len(set(waits)) == 8
 
 

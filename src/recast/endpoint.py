@@ -8,15 +8,17 @@ import json
 import os
 import random
 import re
-import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from heapq import heappop, heappush
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from recast.errors import RecastError
 
@@ -92,12 +94,15 @@ class Endpoint:
             raise RecastError(f"the key in {self.variable} has characters that no key has")
         return key
 
+    def redact(self, text: str) -> str:
+        """A text without the key, should it hold that, as it is or escaped once or twice."""
+        key = self.key()
+        return re.sub(r"\\*".join(map(re.escape, key)), "[key]", text) if key else text
+
     def excerpt(self, text: str | bytes, length: int = 200) -> str:
         """The beginning of what a server said, in one line and without the key."""
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        if key := self.key():
-            text = re.sub(r"\\*".join(map(re.escape, key)), "[key]", text)  # as it is, or escaped once or twice
-        return " ".join(text.split())[:length]
+        return " ".join(self.redact(text).split())[:length]
 
     def post(self, path: str, body: Mapping[str, Any], about: str) -> Any:
         """The JSON that answers one request; `FailedError` where another try may help, `RefusedError` where not."""
@@ -126,11 +131,10 @@ class Endpoint:
         except (ValueError, RecursionError):
             raise FailedError(f"the reply is not JSON: {self.excerpt(reply)}") from None
 
-    def wait(self, tries: int, asked: float, stop: threading.Event | None = None) -> None:
-        """Exponential backoff with jitter, or as long as the server asked for; `stop` ends it early."""
-        grown = self.backoff * 2 ** min(tries, 16) * (1 + self._random.random())
-        sleep = self._sleep or (stop or threading.Event()).wait
-        sleep(min(LONGEST_WAIT, max(asked, grown)))
+    def pause(self, tries: int, asked: float) -> float:
+        """Seconds to wait after so many tries: exponential backoff with jitter, or as long as the server asked for."""
+        grown = self.backoff * float(2 ** min(tries, 16)) * (1 + self._random.random())
+        return min(LONGEST_WAIT, max(asked, grown))
 
     def each(
         self,
@@ -138,47 +142,64 @@ class Endpoint:
         items: Sequence[Item],
         failure: Callable[[Item], str],
         progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+        *,
+        used: Callable[[Item], int] = lambda item: 0,
+        drop: Callable[[Item, FailedError], Answer] | None = None,
     ) -> list[Answer]:
         """`ask(item)` for every item, in their order, several on their way at once; a `FailedError` is tried again.
 
-        The first item without an answer stops new requests, and is the error: `failure(item)`, the tries, the reason.
-        Those on their way are still waited for.
+        An item that waits for its next try takes no place from the others. `used` are tries it has had before. One
+        without an answer after all tries gets `drop(item, error)`; without that it stops new requests and is the
+        error: `failure(item)`, the tries, the reason. Those on their way are still waited for.
         """
-        stop = threading.Event()
+        answers: dict[int, Answer] = dict(progress(self._answers(ask, items, failure, used, drop)))
+        return [answers[number] for number in range(len(items))]
 
-        def one(item: Item) -> Answer | None:
-            try:
-                return self._persist(ask, item, failure, stop)
-            except BaseException:
-                stop.set()
-                raise
-
+    def _answers(
+        self,
+        ask: Callable[[Item], Answer],
+        items: Sequence[Item],
+        failure: Callable[[Item], str],
+        used: Callable[[Item], int],
+        drop: Callable[[Item, FailedError], Answer] | None,
+    ) -> Iterator[tuple[int, Answer]]:
+        """Number and answer of every item, as they come."""
+        tries = [used(item) for item in items]
+        ready = deque(range(len(items)))
+        waiting: list[tuple[float, int]] = []  # a heap: when to try again, and what
+        running: dict[Future[Answer], int] = {}
+        finished: SimpleQueue[Future[Answer]] = SimpleQueue()
         with ThreadPoolExecutor(self.concurrency) as pool:
-            futures = [pool.submit(one, item) for item in items]
-            try:
-                for future in progress(as_completed(futures)):
-                    future.result()
-            finally:
-                stop.set()
-                for future in futures:
-                    future.cancel()
-        return [cast(Answer, future.result()) for future in futures]
+            while ready or waiting or running:
+                while waiting and waiting[0][0] <= time.monotonic():
+                    ready.append(heappop(waiting)[1])
+                while ready and len(running) < self.concurrency:
+                    number = ready.popleft()
+                    future = pool.submit(ask, items[number])
+                    running[future] = number
+                    future.add_done_callback(finished.put)
+                try:
+                    future = finished.get(timeout=max(0.0, waiting[0][0] - time.monotonic()) if waiting else None)
+                except Empty:
+                    continue
+                number, error = running.pop(future), future.exception()
+                if not isinstance(error, FailedError):
+                    yield number, future.result()
+                    continue
+                tries[number] += 1
+                if tries[number] <= self.retries:
+                    heappush(waiting, (self._due(tries[number] - 1, error.wait), number))
+                elif drop is not None:
+                    yield number, drop(items[number], error)
+                else:
+                    raise FailedError(f"{failure(items[number])} after {tries[number]} tries: {error}")
 
-    def _persist(
-        self, ask: Callable[[Item], Answer], item: Item, failure: Callable[[Item], str], stop: threading.Event
-    ) -> Answer | None:
-        """The answer to one item, after as many tries as it takes; None once another item has failed."""
-        reason = ""
-        for tries in range(self.retries + 1):
-            if stop.is_set():
-                return None
-            try:
-                return ask(item)
-            except FailedError as error:
-                reason, asked = str(error), error.wait
-            if tries < self.retries:
-                self.wait(tries, asked, stop)
-        raise FailedError(f"{failure(item)} after {self.retries + 1} tries: {reason}")
+    def _due(self, tries: int, asked: float) -> float:
+        seconds = self.pause(tries, asked)
+        if self._sleep is not None:
+            self._sleep(seconds)
+            seconds = 0.0
+        return time.monotonic() + seconds
 
 
 def _is_plain(url: str) -> bool:

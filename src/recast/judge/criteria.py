@@ -80,7 +80,8 @@ _HOW = (
     + _any(
         "a, an, the, just, only, still, also, far, much, significantly, noticeably, notably, considerably, slightly",
         "marginally, clearly, clear, decisively, arguably, overall, generally, therefore, thus, somewhat, vastly",
-        "substantially, visibly, visually, technically, aesthetically, bit, little, lot, hair, touch, by far, definitely",
+        "substantially, visibly, visually, technically, aesthetically, bit, little, lot, hair, touch, by far, simply",
+        "definitely, the more, even, overwhelmingly",
         "ultimately, easily, markedly, moderately, very, objectively, undeniably, undoubtedly, narrowly, strictly",
         "actually, in fact, obviously, strongly",
     )
@@ -88,7 +89,8 @@ _HOW = (
 )
 _BETTER = _any(
     "better, superior, stronger, preferable, preferred, best, winner, ahead",
-    "more faithful, more accurate, more successful, more convincing, more compliant, more aligned",
+    "more faithful, more accurate, more successful, more convincing, more compliant, more aligned, more in line",
+    "of higher quality, higher quality, higher in quality, higher",
 )
 _LEAD = "(?:has|holds) (?:the|an|a)(?: \\w+){0,2} (?:edge|advantage|lead)"
 _WINS = _any(
@@ -114,6 +116,7 @@ _LINK = (
     )
     + r")*\s*"
 )
+_SHARP = _any("better, stronger, superior, higher, edge, advantage, win, nod, upper hand, lead, victory")
 _LOSES = _any("falls short, falls further short, misses the mark, falls behind, lags behind, loses out, loses here")
 _LESS = _any("worse, inferior, weaker, less faithful, less accurate, less successful")
 _BEATEN = _any("outperformed, beaten, surpassed, bettered, outclassed, outshone, edged out") + " by"
@@ -121,7 +124,7 @@ _MORE = _any(
     r"more \w+, cleaner, sharper, crisper, nearer, closer, nicer, tidier, smoother, clearer, neater, brighter, richer"
 )
 _HAS = _any("has, have, shows, offers, features, exhibits, delivers, provides, presents, displays, renders, produces")
-_PLUS = r"(?:better|superior|fewer|cleaner|sharper|crisper|stronger|more (?!than)\w+)"
+_PLUS = r"(?:better|superior|fewer|cleaner|sharper|crisper|stronger|higher)"
 # A pattern names one response; where it is marked True, the other one is the better.
 _VERDICTS = (
     (_search(rf"@([AB]){_IS}{_HOW} {_BETTER}\b(?! (?:at|in the|composed))"), False),
@@ -131,6 +134,9 @@ _VERDICTS = (
     (_search(rf"@([AB]){_IS}{_HOW} (?:{_BEATEN}|{_LESS})\b"), True),
     (_search(rf"@([AB]) {_LOSES}\b"), True),
     (_search(rf"\bmakes? @([AB]){_HOW} {_BETTER}"), False),
+    (_search(rf"\b(?:gives?|giving|hands?|earns?) @([AB]){_HOW} {_SHARP}\b"), False),
+    (_search(rf"\b{_SHARP}(?: [\w-]+)* (?:in|from|by|of) @([AB])[.!:]?"), False),
+    (_search(rf"\b(?:quality|adherence|faithfulness|fidelity) (?:of|in) @([AB]){_IS}{_HOW} {_BETTER}\b"), False),
     (_search(r"^@([AB])[.,]?(?: (?:comfortably|clearly|narrowly|easily|by a \w+))?[.,]?$"), False),
     (_search(r"\b(?:found in|is|: ?)@([AB])[.!]?$"), False),
 )
@@ -145,12 +151,14 @@ _COMPARISONS = (
 )
 _GAP = "(?:meaningful |significant |real |noticeable |discernible |clear |major |visible |appreciable )?"
 _TIED = _search(
-    r"(?:^|\b(?:a|an? \w+|is|it's) )(?:tied?|draw|wash)\b|\b"
+    r"(?:^|\b(?:a|an? \w+|is|it's) )(?:tied?(?! to)|draw|wash|dead heat|stalemate)\b|\b"
     + _any(
         "equal(?:ly)?, on par, on a par, neck and neck, no (?:clear |real |obvious )?winner, evenly matched",
         "equivalent, indistinguishable, comparabl[ey], same (?:degree|level|extent|standard|quality), both nail",
         f"no {_GAP}(?:difference|gap|distinction|advantage), nothing to separate, rate them the same",
-        "neither[^.]*\\b(?:better|superior|ahead|edge|advantage|wins?), identical in, similar in",
+        "(?:are|is|as|equally|both) (?:identical|similar) in, no preference",
+        "neither[^.]*\\b(?:better|superior|ahead|edge|advantage|wins?)",
+        "call it even, even match, (?:basically|practically|essentially|about) the same",
         "(?:cannot|can't|hard to|difficult to|impossible to) (?:choose|separate|distinguish|put one|pick|tell)",
         "cancel out, cancel each other out, both (?:\\w+ )?(?:equally|fully|perfectly)",
     )
@@ -159,7 +167,7 @@ _TIED = _search(
 _NOT_APPLICABLE = _search(
     r"\b"
     + _any(
-        "not[ -]applicable, n/?a, does not apply, doesn't apply, not relevant, isn't relevant, irrelevant, no bearing",
+        "not[ _-]applicable, n/?a, does not apply, doesn't apply, not relevant, isn't relevant, irrelevant, no bearing",
         "(?:cannot|can't|can not)(?: really)? be (?:assessed|judged|evaluated|compared), skipped, inapplicable",
     )
     + r"\b"

@@ -34,6 +34,7 @@ class Server:
         self.delay = 0.0
         self.url = ""
         self.answer: Callable[[dict[str, Any]], str] = lambda body: "Final Score: 3"
+        self.fault: Callable[[dict[str, Any]], Any] = lambda body: None  # an entry as in `script`, or None
         self.repeat = ""  # what an error says besides its status
         self.die: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
@@ -43,7 +44,7 @@ class Server:
             self.requests.append(request)
             self.busy += 1
             self.busiest = max(self.busiest, self.busy)
-            return self.script.pop(0) if self.script else "image"
+            return self.script.pop(0) if self.script else self.fault(request["body"]) or "image"
 
     def done(self) -> None:
         with self._lock:
@@ -120,7 +121,8 @@ class Handler(BaseHTTPRequestHandler):
     def _reply(self, text: str, body: dict[str, Any]) -> dict[str, Any]:
         if self.path.endswith("/chat/completions"):
             said = text if " " in text else self.owner.answer(body)
-            return {"choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}]}
+            choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+            return {"choices": [choice], "usage": {"prompt_tokens": 1000, "completion_tokens": len(said) // 4}}
         if self.path.endswith(":generateContent"):
             part = {"text": text} if " " in text else {"inlineData": {"mimeType": "image/png", "data": text}}
             return {"candidates": [{"content": {"parts": [{"text": "here you are"}, part]}}]}

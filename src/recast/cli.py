@@ -17,6 +17,7 @@ from recast.analyze import app as analyze
 from recast.arguments import Overrides, RecipeFile, RunFolder
 from recast.console import console, duration, needs, progress
 from recast.errors import RecastError
+from recast.judge.cli import judge
 from recast.report import cli as reporting
 from recast.rewards.cli import app as rewards
 from recast.shapes.cli import app as shapes
@@ -52,6 +53,7 @@ app.command()(training.train)
 app.command()(training.doctor)
 app.command()(reporting.evaluate)
 app.command()(reporting.report)
+app.command()(judge)
 app.command()(sweep_cli.run)
 app.command()(sweep_cli.sweep)
 

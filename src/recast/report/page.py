@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 
 from recast.core.curves import GainCurves
+from recast.judge.results import Verdicts
+from recast.report import judged
+from recast.report.compare import Budget
 from recast.report.render import Table, html
 from recast.report.scores import Scores
-from recast.report.sections import shown
+from recast.report.sections import budget_name, shown
 
 PICTURES = 96
 """Prompts in the gallery: the first ones, whatever their scores."""
@@ -31,6 +34,7 @@ def page(
     budget: Mapping[str, float],
     training: Sequence[Mapping[str, Any]],
     gallery: Sequence[Scores],
+    judged: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The whole page as text."""
     data = {
@@ -40,6 +44,7 @@ def page(
         "curves": None if curves is None else _curves(curves, budget),
         "training": list(training),
         "gallery": _gallery(gallery),
+        "judged": list(judged),
     }
     text = json.dumps(data, allow_nan=False).replace("</", "<\\/")  # no prompt may end the script
     template = (files("recast.report") / "data/page.html").read_text(encoding="utf-8")
@@ -77,6 +82,41 @@ def _gallery(policies: Sequence[Scores]) -> dict[str, Any]:
             pictures[shown(policy.method)] = _embedded(policy.folder / policy.images[k]["file"])
         items.append({"prompt": image["prompt"], "seed": image["seed"], "scores": scores, "images": pictures})
     return {"methods": [shown(policy.method) for policy in policies], "rewards": rewards, "items": items}
+
+
+def judged_pairs(verdicts: Sequence[Verdicts], policies: Sequence[Scores]) -> list[dict[str, Any]]:
+    """Decisive wins of either method and a random sample, with the pictures, for every two methods that were judged."""
+    where = {(each.method, tuple(each.budget.items()), each.seed): each for each in policies}
+    where |= {("base", each.budget, each.seed): p for p in policies if p.method == "base" for each in verdicts}
+    found = []
+    for group in judged.groups(verdicts):
+        first, second = judged.names(group[0])
+        known = [each for each in group if all((m, each.budget, each.seed) in where for m in (each.first, each.second))]
+        chosen = judged.sample(known)
+        if not chosen["random"]:
+            continue
+        lists = {
+            name: [_judged(each, row, (first, second), where) for each, row in some] for name, some in chosen.items()
+        }
+        counts = [sum(len(each.decisive(second=side)) for each in known) for side in (False, True)]
+        pairs = sum(len(each.indices) for each in known)
+        found.append({"methods": [first, second], "counts": counts, "pairs": pairs, **lists})
+    return found
+
+
+def _judged(
+    verdicts: Verdicts, row: int, names: tuple[str, str], where: Mapping[tuple[str, Budget, int], Scores]
+) -> dict[str, Any]:
+    number = verdicts.indices[row]
+    runs = [where[method, verdicts.budget, verdicts.seed] for method in (verdicts.first, verdicts.second)]
+    images = [_embedded(run.folder / run.images[number]["file"]) for run in runs]
+    won = [names[0] if value else names[1] for value in verdicts.won["overall"][row]]
+    return {
+        "prompt": verdicts.prompts[row],
+        "images": images,
+        "note": f"λ {budget_name(verdicts.budget)}, seed {runs[0].images[number]['seed']}; "
+        + "; ".join(f"order {k + 1}: {won[k]}, score {verdicts.scores[row, k]:g}" for k in (0, 1)),
+    }
 
 
 def _embedded(path: Path) -> str:

@@ -63,12 +63,12 @@ class Scores:
         return cls(path, method, dict(budget), int(seed), trained, held_out, images, values)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; a line that is none is an error."""
+def read_rows(path: Path, maker: str = "recast evaluate") -> list[dict[str, Any]]:
+    """The objects of a JSONL file that `maker` wrote; a line that is none is an error."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise RecastError(f"{path}: cannot be read: {error.strerror or error}; run recast evaluate first") from error
+        raise RecastError(f"{path}: cannot be read: {error.strerror or error}; run {maker} first") from error
     rows = []
     for number, line in enumerate(lines, start=1):
         try:

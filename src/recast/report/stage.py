@@ -14,7 +14,9 @@ import numpy as np
 from recast.core import artifact
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
-from recast.report import compare, page, render, sections
+from recast.judge import results
+from recast.judge.results import Verdicts
+from recast.report import compare, judged, page, render, sections
 from recast.report.compare import AGGREGATE, Run
 from recast.report.render import Table
 from recast.report.scores import Scores, read_rows
@@ -38,12 +40,15 @@ def report(folders: Sequence[Path], out: Path) -> Report:
     policies = find(folders)
     runs = [as_run(policy) for policy in policies]
     trained, held_out = policies[0].trained, policies[0].held_out
-    tables = build(runs, trained, held_out)
+    verdicts = _verdicts([*folders, *(policy.folder.parent for policy in policies)])
+    tables = build(runs, trained, held_out) + judged.tables(verdicts)
     alarms = tuple(compare.hacking(runs, held_out))
-    found = sentence(runs, held_out)
+    found = " ".join([sentence(runs, held_out), *judged.sentences(verdicts)])
     budget = next((dict(run.budget) for run in runs if run.method != "base"), dict(runs[0].budget))
     curves = _curves([*folders, *(policy.folder.parent for policy in policies)])
-    text = page.page(found, alarms, tables, curves, budget, _training(policies), _pictures(policies))
+    shown = _pictures(policies)
+    pairs = page.judged_pairs(verdicts, policies) if shown else []
+    text = page.page(found, alarms, tables, curves, budget, _training(policies), shown, pairs)
     path = artifact.write_text(out / "index.html", text)
     artifact.write_text(out / "report.md", "\n".join([f"{found}\n", *alarms, *map(render.markdown, tables)]))
     artifact.write_text(out / "report.tex", "\n".join(map(render.latex, tables)))
@@ -125,6 +130,15 @@ def _curves(folders: Sequence[Path]) -> GainCurves | None:
             if (place / "gains.json").is_file():
                 return GainCurves.load(place / "gains.json")
     return None
+
+
+def _verdicts(folders: Sequence[Path]) -> list[Verdicts]:
+    """Every comparison below the folders that has been judged."""
+    places: dict[Path, None] = {}
+    for folder in folders:
+        found = (path.parent for path in folder.glob("**/manifest.json") if (path.parent / "verdicts.jsonl").is_file())
+        places |= dict.fromkeys(path.resolve() for path in sorted(found) if ".stale-" not in str(path))
+    return [results.load(place) for place in places]
 
 
 def _training(policies: Sequence[Scores]) -> list[dict[str, Any]]:

@@ -1,0 +1,245 @@
+"""`recast judge`: two evaluated runs, image by image, each pair in both orders.
+
+A comparison's folder holds manifest.json (what is compared, and by whom), calls.jsonl (every call as it came back) and,
+made from these, verdicts.jsonl and summary.json. Started again, it asks only for what has no answer yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recast.core import artifact
+from recast.errors import RecastError
+from recast.judge import ask, criteria, protocol, results
+from recast.judge.ask import VERDICT, Call, CapError, Judge, Settings
+from recast.judge.log import Log
+from recast.judge.protocol import SUBSCORES
+from recast.judge.results import OVERALL, Verdicts
+from recast.report import compare
+from recast.report import stage as reports
+from recast.report.scores import FORMAT as SCORES
+from recast.report.scores import Scores
+
+Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs on the same prompts and seeds, and where their verdicts go."""
+
+    first: Scores
+    second: Scores
+    folder: Path
+    chosen: tuple[int, ...]
+
+    def image(self, run: int, number: int) -> Path:
+        """The file of one image."""
+        policy = (self.first, self.second)[run]
+        return policy.folder / str(policy.images[number]["file"])
+
+    def shown(self, number: int, order: int) -> tuple[bytes, bytes]:
+        """The two images of a pair as they are shown: A, then B."""
+        paths = [self.image(run, number) for run in ((0, 1), (1, 0))[order]]
+        try:
+            return paths[0].read_bytes(), paths[1].read_bytes()
+        except OSError as error:
+            raise RecastError(f"{error.filename}: cannot be read: {error.strerror}; run recast evaluate") from error
+
+    def prompt(self, number: int) -> str:
+        """What both were asked for."""
+        return str(self.first.images[number]["prompt"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it: the comparisons, calls and tokens (sent, received), and why it stopped early, if it did."""
+
+    verdicts: tuple[Verdicts, ...]
+    calls: int
+    tokens: tuple[int, int]
+    stopped: str = ""
+
+
+def two(first: Path, second: Path, out: Path | None, count: int | None = None) -> Comparison:
+    """Two evaluated runs; the verdicts go to FIRST/verdicts/SECOND unless told."""
+    policies = [Scores.load(path) for path in (first, second)]
+    if policies[0].folder.resolve() == policies[1].folder.resolve():
+        raise RecastError(f"{first} and {second} are the same run: name two")
+    folder = out or _run(policies[0]) / "verdicts" / _run(policies[1]).resolve().name
+    return _comparison(policies[0], policies[1], folder, count)
+
+
+def matched(folder: Path, methods: tuple[str, str], count: int | None = None) -> list[Comparison]:
+    """Two methods at every budget and seed that both were evaluated at, below one folder."""
+    policies = reports.find([folder])
+    made = [reports.as_run(policy) for policy in policies]
+    where = {id(run): policy for run, policy in zip(made, policies, strict=True)}
+    pairs = compare.pairs(made, *methods)
+    if not pairs:
+        names = ", ".join(sorted({run.method for run in made}))
+        raise RecastError(f"{folder} has no matched pair of {methods[0]} and {methods[1]}, only {names}: see --methods")
+    found = [(where[id(one)], where[id(other)]) for one, other in pairs]
+    return [_comparison(one, other, _run(one) / "verdicts" / _run(other).name, count) for one, other in found]
+
+
+def _run(policy: Scores) -> Path:
+    """RUN of RUN/scores."""
+    return policy.folder.parent if policy.folder.name == "scores" else policy.folder
+
+
+def _comparison(first: Scores, second: Scores, folder: Path, count: int | None) -> Comparison:
+    pictures = [[(each["prompt"], each["seed"]) for each in policy.images] for policy in (first, second)]
+    if pictures[0] != pictures[1]:
+        raise RecastError(f"{first.folder} and {second.folder} were evaluated on other prompts or seeds")
+    if count is not None and not 1 <= count <= len(pictures[0]):
+        raise RecastError(f"--count is from 1 to the {len(pictures[0])} pairs there are, not {count}")
+    # In an order of their own, so that a part of them is a fair sample, and more of them hold the fewer.
+    order = np.random.default_rng(0).permutation(len(pictures[0]))[:count]
+    made = Comparison(first, second, folder, tuple(map(int, order)))
+    missing = [path for k in made.chosen for path in (made.image(0, k), made.image(1, k)) if not path.is_file()]
+    if missing:
+        raise RecastError(f"{missing[0]} is missing ({len(missing)} images are): run recast evaluate again")
+    return made
+
+
+def plan(comparisons: Sequence[Comparison]) -> str:
+    """What judging would send, without sending it."""
+    pairs = sum(len(each.chosen) for each in comparisons)
+    calls = size = 0
+    for each in comparisons:
+        path = each.folder / "calls.jsonl"
+        known: Mapping[Any, Any] = {}
+        if path.exists():
+            log = Log(path)
+            known = log.answers
+            log.close()
+        todo = [(k, order) for k in each.chosen for order in (0, 1) if (k, order, VERDICT) not in known]
+        calls += len(todo)
+        size += sum(each.image(run, k).stat().st_size for k, _ in todo for run in (0, 1))
+    return (
+        f"{pairs} pairs in {len(comparisons)} comparison(s): {calls} calls to make with {2 * calls} images "
+        f"({size / 1e6:.1f} MB before encoding), {2 * pairs - calls} answered already; besides, at most {4 * pairs} "
+        "short calls without images, where a judge's reasons are not plain"
+    )
+
+
+def judge(comparisons: Sequence[Comparison], settings: Settings, progress: Progress, forget: bool = False) -> Outcome:
+    """Ask for every verdict that is missing, then for the criteria whose texts the patterns cannot read.
+
+    `forget` gives calls that were dropped their tries again.
+    """
+    rubric, server = protocol.rubric(settings.rubric), Judge(settings)
+    for each in comparisons:
+        _claim(each, settings, rubric)
+    with ExitStack() as stack:
+        logs = [Log(each.folder / "calls.jsonl", forget) for each in comparisons]
+        for log in logs:
+            stack.callback(log.close)
+        server.cap.spent = sum(log.calls for log in logs)
+        stopped = ""
+        try:
+            server.ask_all(_verdict_calls(comparisons, logs, rubric), lambda found, n: progress(found, "judging", n))
+            server.ask_all(_side_calls(comparisons, logs), lambda found, n: progress(found, "reading reasons", n))
+        except CapError as error:
+            stopped = str(error)
+        finally:
+            found = [_collect(each, log, settings.tries) for each, log in zip(comparisons, logs, strict=True)]
+        sent, received = (sum(log.tokens[k] for log in logs) for k in (0, 1))
+        return Outcome(tuple(found), sum(log.calls for log in logs), (sent, received), stopped)
+
+
+def _verdict_calls(comparisons: Sequence[Comparison], logs: Sequence[Log], rubric: str) -> list[Call]:
+    """Both orders of a pair one after the other, the comparisons in turns: a part of them is spread over all."""
+    ranked = [(rank, row, number) for row, each in enumerate(comparisons) for rank, number in enumerate(each.chosen)]
+
+    def call(row: int, number: int, order: int) -> Call:
+        each = comparisons[row]
+        images = partial(each.shown, number, order)
+        return ask.verdict_call(logs[row], number, order, rubric, each.prompt(number), images)
+
+    return [call(row, number, order) for _, row, number in sorted(ranked) for order in (0, 1)]
+
+
+def _side_calls(comparisons: Sequence[Comparison], logs: Sequence[Log]) -> list[Call]:
+    """The criteria of whole pairs that patterns leave open."""
+    calls = []
+    for each, log in zip(comparisons, logs, strict=True):
+        for number in each.chosen:
+            verdicts = [log.answers.get((number, order, VERDICT)) for order in (0, 1)]
+            for order, verdict in enumerate(verdicts):
+                for name, text in _reasons(verdict).items() if None not in verdicts else ():
+                    if criteria.side(text) is None:
+                        calls.append(ask.side_call(log, number, order, name, text))
+    return calls
+
+
+def _reasons(verdict: Mapping[str, Any] | None) -> dict[str, str]:
+    """The texts of the two criteria, where the judge wrote any."""
+    texts = {} if verdict is None else verdict["reasoning"]
+    return {name: texts[key] for name, key in SUBSCORES.items() if texts.get(key, "").strip()}
+
+
+def _claim(comparison: Comparison, settings: Settings, rubric: str) -> None:
+    """Write what the folder is for; verdicts of another judge, rubric or run are never mixed in."""
+    runs = {}
+    for name, policy in (("first", comparison.first), ("second", comparison.second)):
+        known = artifact.read(policy.folder / "manifest.json", SCORES)
+        pictures = [(each["prompt"], each["seed"]) for each in policy.images]
+        runs[name] = {
+            "method": policy.method,
+            "budget": policy.budget,
+            "seed": policy.seed,
+            "images": _digest([known.get("settings"), pictures]),
+        }
+    identity = {"model": settings.model, "rubric": _digest(rubric), **runs}
+    path = comparison.folder / "manifest.json"
+    if path.exists():
+        old = artifact.read(path, results.FORMAT)
+        names = {"rubric": "rubric", "first": f"run than {comparison.first.folder}"}
+        names["second"] = f"run than {comparison.second.folder}"
+        known = {key: old.get(key) for key in identity}
+        artifact.same(known, identity, f"{comparison.folder} holds verdicts made", names)
+    artifact.write(path, results.FORMAT, identity)
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _collect(comparison: Comparison, log: Log, tries: int) -> Verdicts:
+    """Rows and numbers from what the log has."""
+    rows = []
+    for number in sorted(comparison.chosen):
+        image = comparison.first.images[number]
+        keys = [(number, order, VERDICT) for order in (0, 1)]
+        row: dict[str, Any] = {"index": number, "prompt": image["prompt"], "seed": image["seed"]}
+        if all(key in log.answers for key in keys):
+            row["status"] = "judged"
+        else:
+            row["status"] = "dropped" if any(log.failed[key] >= tries for key in keys) else "pending"
+        row["orders"] = [_order(log, number, order) for order, key in enumerate(keys) if key in log.answers]
+        rows.append(row)
+    manifest = artifact.read(comparison.folder / "manifest.json", results.FORMAT)
+    verdicts = results.from_rows(manifest, rows, comparison.folder)
+    results.save(comparison.folder, verdicts, rows, {"calls": log.calls, "tokens": list(log.tokens)})
+    return verdicts
+
+
+def _order(log: Log, number: int, order: int) -> dict[str, Any]:
+    """One answered ordering: what was said, and who won, as 1 for the first run, 0 for the second, None for nobody."""
+    verdict = log.answers[number, order, VERDICT]
+    sides = {OVERALL: verdict["better"]}
+    for name in SUBSCORES:
+        text = _reasons(verdict).get(name, "")
+        sides[name] = criteria.side(text) or log.answers.get((number, order, name))
+    won = {name: {"A": 1 - order, "B": order}.get(side or "") for name, side in sides.items()}
+    return {"shown_as_a": ("first", "second")[order], **verdict, "won": won}

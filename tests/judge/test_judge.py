@@ -1,0 +1,286 @@
+"""The whole stage against a judge on loopback whose preference, bias and faults are known."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from judging import Known, expected, make_run, worths
+from typer.testing import CliRunner
+
+from recast.cli import app
+from recast.errors import RecastError
+from recast.judge import stage
+from recast.judge.ask import Settings
+from recast.judge.results import load
+from server import Server, serve
+
+KEY = 'sk-"loop"back/7'
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", KEY)
+
+
+def settings(server: Server, **changes: object) -> Settings:
+    made = Settings("known", server.url, concurrency=16, backoff=0.001, timeout=20.0)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def silent(items: object, title: str, total: int) -> object:
+    return items
+
+
+def two_runs(folder: Path, count: int) -> tuple[Path, Path, list[int], list[int]]:
+    first, second = worths(count)
+    return make_run(folder / "ours", "sinkhorn", first), make_run(folder / "static", "static", second), first, second
+
+
+def check(found: Path, wanted: dict[str, float]) -> None:
+    verdicts = load(found)
+    assert len(verdicts.indices) == wanted["pairs"]
+    for aspect in ("overall", "faithfulness", "aesthetics"):
+        assert verdicts.rate(aspect) == pytest.approx(wanted[aspect], abs=1e-12)
+    assert verdicts.consistency == pytest.approx(wanted["consistency"], abs=1e-12)
+    assert verdicts.position_bias == pytest.approx(wanted["position_bias"], abs=1e-12)
+    assert verdicts.contradictions == wanted["contradictions"]
+    assert len(verdicts.decisive()) == wanted["decisive"]
+
+
+def test_a_thousand_pairs_with_every_fault_and_a_kill_give_the_exact_rates(server: Server, tmp_path: Path) -> None:
+    ours, static, first, second = two_runs(tmp_path, 1000)
+    hopeless = (7, 500)
+    known = Known(server, faulty=0.3, hopeless=hopeless)
+    calm = stage.two(ours, static, tmp_path / "calm")
+    stage.judge([calm], settings(server, concurrency=32), silent)  # type: ignore[arg-type]
+    check(tmp_path / "calm", expected(first, second, hopeless))
+    assert load(tmp_path / "calm").dropped == 2
+    faulty = sum(count for kind, count in known.kinds.items() if kind != "None")
+    assert 0.25 < faulty / sum(known.kinds.values()) < 0.35
+    assert set(known.kinds) == {"None", *map(str, Known.FAULTS)}
+    assert set(known.answered.values()) == {1}  # nothing was asked again once it was answered
+    assert max(known.asked.values()) == 8
+
+    again = Known(server, faulty=0.3, hopeless=hopeless)
+    command = [sys.executable, "-m", "recast", "judge", str(ours), str(static), "--out", str(tmp_path / "killed")]
+    command += ["--base-url", server.url, "--model", "known", "--concurrency", "32", "--backoff", "0.001"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while sum(again.answered.values()) < 1000:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    log = tmp_path / "killed" / "calls.jsonl"
+    kept = sum('"answer"' in line for line in log.read_text().splitlines())
+    assert kept >= 1000 - 32
+    with log.open("ab") as file:
+        file.write(b'{"pair": 3, "ord')  # as a power cut would leave it
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "wrote" in done.stdout
+    assert sum(count - 1 for count in again.answered.values()) <= 32  # those in flight at the kill
+    for name in ("verdicts.jsonl", "manifest.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "calm" / name).read_bytes()
+    _no_key(tmp_path, done.stdout + done.stderr)
+
+
+def _no_key(folder: Path, *texts: str) -> None:
+    escaped = json.dumps(KEY)[1:-1]
+    written = [path.read_bytes().decode("utf-8", "replace") for path in folder.rglob("*") if path.is_file()]
+    assert len(written) > 3
+    assert not [text for text in (*written, *texts) if KEY in text or escaped in text]
+
+
+def test_a_key_that_the_server_repeats_is_nowhere_to_be_found(server: Server, tmp_path: Path) -> None:
+    ours, static, *_ = two_runs(tmp_path, 4)
+    known = Known(server)
+    plain = known.answer
+    server.answer = lambda body: plain(body).replace("as above", json.dumps(KEY)[1:-1])
+    server.repeat = f" for {KEY}"
+    server.script = [500, "garbled", ("chat", {"message": {"content": f"I saw {KEY}"}})]
+    stage.judge([stage.two(ours, static, None)], settings(server), silent)  # type: ignore[arg-type]
+    assert server.requests[0]["headers"]["Authorization"] == f"Bearer {KEY}"
+    log = (ours / "verdicts" / "static" / "calls.jsonl").read_text()
+    assert "I saw [key]" in log
+    assert '"comparison_summary": "[key]"' in log
+    server.script = [401]
+    with pytest.raises(RecastError, match="refused the pair of the prompt .* with status 401") as refusal:
+        stage.judge([stage.two(ours, static, tmp_path / "b")], settings(server, concurrency=1), silent)  # type: ignore[arg-type]
+    _no_key(tmp_path, str(refusal.value))
+
+
+def test_a_question_is_one_turn_with_the_rubric_the_prompt_and_both_pictures(server: Server, tmp_path: Path) -> None:
+    ours, static, first, second = two_runs(tmp_path, 1)
+    Known(server)
+    (tmp_path / "rubric.txt").write_text("Which one?\n")
+    changed = settings(server, rubric=tmp_path / "rubric.txt", concurrency=1)
+    stage.judge([stage.two(ours, static, None)], changed, silent)  # type: ignore[arg-type]
+    bodies = [request["body"] for request in server.requests]
+    assert [body["temperature"] for body in bodies] == [0] * len(bodies)
+    assert [body["model"] for body in bodies] == ["known"] * len(bodies)
+    assert [Known.question(body)[1] for body in bodies[:2]] == [[first[0], second[0]], [second[0], first[0]]]
+    for body in bodies[:2]:
+        assert [message["role"] for message in body["messages"]] == ["user"]
+        kinds = [part["type"] for part in body["messages"][0]["content"]]
+        assert kinds == ["text", "image_url", "text", "image_url"]
+        texts = [part["text"] for part in body["messages"][0]["content"] if part["type"] == "text"]
+        assert texts == ["Which one?\n\n[ORIGINAL PROMPT TO MODEL:]\nprompt 0\n\n[RESPONSE A:]", "[RESPONSE B:]"]
+    assert len(bodies) == 4  # pair 0's reasons on faithfulness are not plain, in both orders
+    assert all(isinstance(body["messages"][0]["content"], str) for body in bodies[2:])
+
+
+def test_as_many_calls_are_on_their_way_as_allowed_and_no_more(server: Server, tmp_path: Path) -> None:
+    ours, static, *_ = two_runs(tmp_path, 24)
+    Known(server, faulty=0.3)
+    server.delay = 0.1
+    stage.judge([stage.two(ours, static, None)], settings(server, concurrency=12), silent)  # type: ignore[arg-type]
+    assert server.busiest == 12
+
+
+def test_a_second_start_asks_for_nothing_and_another_judge_is_refused(server: Server, tmp_path: Path) -> None:
+    ours, static, *_ = two_runs(tmp_path, 12)
+    Known(server)
+    comparison = stage.two(ours, static, None)
+    stage.judge([comparison], settings(server), silent)  # type: ignore[arg-type]
+    before = {path: path.read_bytes() for path in comparison.folder.iterdir()}
+    asked = len(server.requests)
+    stage.judge([comparison], settings(server), silent)  # type: ignore[arg-type]
+    assert len(server.requests) == asked
+    assert {path: path.read_bytes() for path in comparison.folder.iterdir()} == before
+    with pytest.raises(RecastError, match="verdicts made with model = 'known', not 'other'"):
+        stage.judge([comparison], settings(server, model="other"), silent)  # type: ignore[arg-type]
+    (tmp_path / "rubric.txt").write_text("Which one?")
+    with pytest.raises(RecastError, match="verdicts made with another rubric"):
+        stage.judge([comparison], settings(server, rubric=tmp_path / "rubric.txt"), silent)  # type: ignore[arg-type]
+    assert len(server.requests) == asked
+
+
+def test_the_cap_stops_new_calls_and_a_higher_one_goes_on(server: Server, tmp_path: Path) -> None:
+    ours, static, first, second = two_runs(tmp_path, 30)
+    known = Known(server, faulty=0.2)
+    command = ["judge", str(ours), str(static), "--base-url", server.url, "--model", "known", "--backoff", "0.001"]
+    result = CliRunner().invoke(app, [*command, "--max-calls", "25", "--price", "2,10"])
+    assert result.exit_code == 2
+    assert "the cap of 25 calls is reached: raise --max-calls to go on from here" in result.output
+    assert "25 calls in all" in result.stdout
+    assert re.search(r"\$0\.0\d", result.stdout)
+    part = load(ours / "verdicts" / "static")
+    assert 0 < len(part.indices) < 13
+    assert part.pending == 30 - len(part.indices) - part.dropped
+    plan = CliRunner().invoke(app, [*command, "--dry-run"])
+    left = 60 - sum(key[0] == "pair" for key in known.answered)
+    assert f"30 pairs in 1 comparison(s): {left} calls to make with {2 * left} images" in plan.stdout
+    asked = len(server.requests)
+    assert asked == len(server.requests)
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert set(known.answered.values()) == {1}
+    check(ours / "verdicts" / "static", expected(first, second))
+
+
+def test_dropped_pairs_stay_dropped_until_told_otherwise(server: Server, tmp_path: Path) -> None:
+    ours, static, first, second = two_runs(tmp_path, 6)
+    Known(server, hopeless=(2,))
+    command = ["judge", str(ours), str(static), "--base-url", server.url, "--model", "known", "--backoff", "0.001"]
+    result = CliRunner().invoke(app, command)
+    assert "1 pairs dropped" in result.stdout
+    asked = len(server.requests)
+    Known(server)  # the judge has come to its senses
+    assert "1 pairs dropped" in CliRunner().invoke(app, command).stdout
+    assert len(server.requests) == asked
+    assert "dropped:" not in CliRunner().invoke(app, [*command, "--retry"]).stdout
+    check(ours / "verdicts" / "static", expected(first, second))
+
+
+def test_a_server_that_nobody_answers_for_is_given_up_and_asked_again_later(server: Server, tmp_path: Path) -> None:
+    ours, static, first, second = two_runs(tmp_path, 10)
+    server.fault = lambda body: 503
+    with pytest.raises(RecastError, match="has not answered any of the first calls: status 503"):
+        stage.judge([stage.two(ours, static, None)], settings(server), silent)  # type: ignore[arg-type]
+    Known(server)
+    stage.judge([stage.two(ours, static, None)], settings(server), silent)  # type: ignore[arg-type]
+    check(ours / "verdicts" / "static", expected(first, second))
+
+
+def test_two_processes_never_pay_for_the_same_pairs(server: Server, tmp_path: Path) -> None:
+    ours, static, *_ = two_runs(tmp_path, 40)
+    Known(server)
+    server.delay = 0.2
+    command = [sys.executable, "-m", "recast", "judge", str(ours), str(static), "--base-url", server.url]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"COLUMNS": "200"}) as process:
+        while not server.requests:
+            assert process.poll() is None
+            time.sleep(0.01)
+        result = CliRunner().invoke(app, command[3:])
+        process.kill()
+    assert result.exit_code == 2
+    assert "another recast judge is writing" in result.output
+
+
+def test_a_folder_of_runs_is_judged_pair_by_matched_pair(server: Server, tmp_path: Path) -> None:
+    first, second = worths(8)
+    for seed in (0, 1):
+        make_run(tmp_path / "sweep" / f"sinkhorn-s{seed}", "sinkhorn", first, seed)
+        make_run(tmp_path / "sweep" / f"static-s{seed}", "static", second, seed)
+    make_run(tmp_path / "sweep" / "row-s0", "row", second)
+    Known(server)
+    command = ["judge", str(tmp_path / "sweep"), "--base-url", server.url, "--count", "5"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    for seed in (0, 1):
+        assert len(load(tmp_path / "sweep" / f"sinkhorn-s{seed}" / "verdicts" / f"static-s{seed}").indices) == 5
+    missing = CliRunner().invoke(app, [*command, "--methods", "hard,static"])
+    assert missing.exit_code == 2
+    assert "no matched pair of hard and static, only row, sinkhorn, static" in missing.output
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (["--count", "9"], "--count is from 1 to the 4 pairs there are, not 9"),
+        (["--price", "cheap"], "--price takes two numbers, as 0.5,3"),
+        (["--tries", "0"], "tries is at least 1, not 0"),
+        (["--concurrency", "0"], "concurrency lies between 1 and 1024, not at 0"),
+        (["--rubric", "nowhere.txt"], "the rubric nowhere.txt cannot be read"),
+        (["--base-url", "ftp://host/v1"], "base_url is http:// or https://"),
+        (["--base-url", "https://api.openai.com/v1"], "the environment has no OPENAI_API_KEY"),
+    ],
+)
+def test_bad_options_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: list[str], sentence: str
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    ours, static, *_ = two_runs(tmp_path, 4)
+    result = CliRunner().invoke(app, ["judge", str(ours), str(static), "--base-url", "http://127.0.0.1:9/v1", *change])
+    assert result.exit_code == 2
+    assert sentence in result.output
+    assert not (ours / "verdicts").exists()
+
+
+def test_runs_that_do_not_match_are_one_sentence(server: Server, tmp_path: Path) -> None:
+    ours, static, *_ = two_runs(tmp_path, 4)
+    other = make_run(tmp_path / "other", "static", worths(5)[0])
+
+    def said(*arguments: object) -> str:
+        result = CliRunner().invoke(app, ["judge", *map(str, arguments), "--base-url", server.url])
+        assert result.exit_code == 2
+        return result.output
+
+    assert "were evaluated on other prompts or seeds" in said(ours, other)
+    assert "are the same run: name two" in said(ours, ours / "scores")
+    assert "name two runs, or one folder of runs" in said(ours, static, other)
+    assert "--methods takes two of them" in said(tmp_path, "--methods", "static")
+    (static / "scores" / "images" / "00002.png").unlink()
+    assert "00002.png is missing (1 images are): run recast evaluate again" in said(ours, static)
+    assert not server.requests

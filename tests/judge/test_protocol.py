@@ -1,0 +1,109 @@
+"""Answers as models write them: mended where the meaning is not in doubt, refused otherwise."""
+
+import json
+
+import pytest
+
+from recast.judge import protocol
+from recast.judge.protocol import CRITERIA, parse, parse_side
+
+WHOLE = {
+    "reasoning": {name: f"about {name}" for name in (*CRITERIA, "comparison_summary")},
+    "score": 5,
+    "better_response": "A",
+    "confidence": 0.4,
+    "confidence_rationale": "it was close",
+}
+TEXT = json.dumps(WHOLE, indent=4)
+
+
+def test_a_whole_answer_is_taken_over() -> None:
+    verdict = parse(TEXT)
+    assert (verdict.better, verdict.score, verdict.confidence) == ("A", 5, 0.4)
+    assert verdict.reasoning == WHOLE["reasoning"]
+    assert verdict.rationale == "it was close"
+    assert not verdict.contradicts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"```json\n{TEXT}\n```",
+        f"```\n{TEXT}\n```\nI hope this helps!",
+        f"Let me think {{about}} it.\n\n{TEXT}",
+        TEXT[:-1].rstrip() + ",\n}",
+        TEXT.replace('"about overall_quality"', '"about overall_quality, }",').replace(",,", ","),
+        TEXT.replace('"A"', '"a"'),
+        TEXT.replace('"A"', '"Response A"'),
+        TEXT.replace('"A"', '"RESPONSE_A."'),
+        TEXT.replace('"A"', '"**[RESPONSE A:]**"'),
+        TEXT.replace("5", '"5"'),
+        TEXT.replace("5", "5.0"),
+        TEXT.replace("5", '"5/6"'),
+        TEXT.replace("about text_quality", "line one\nline two"),
+        f"{TEXT}\n\n{TEXT}",
+        f'<think>maybe {{"better_response": "B", "score": 1}}</think>{TEXT}',
+    ],
+)
+def test_what_can_be_mended_is(text: str) -> None:
+    verdict = parse(text)
+    assert (verdict.better, verdict.score) == ("A", 5)
+    assert verdict.reasoning["faithfulness_to_prompt"] == "about faithfulness_to_prompt"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no whole JSON"),
+        ("Response A is better.", "no whole JSON"),
+        (TEXT[:-3], "no whole JSON"),
+        (TEXT[: TEXT.index('"better')], "no whole JSON"),
+        (TEXT.replace('"A"', '"A or B"'), "better_response is 'A or B'"),
+        (TEXT.replace('"A"', '"tie"'), "better_response is 'tie'"),
+        (TEXT.replace('"A"', "null"), "better_response is None"),
+        (TEXT.replace('"A"', '"Answer"'), "better_response is 'Answer'"),
+        (TEXT.replace("5", "7"), "score is 7"),
+        (TEXT.replace("5", "4.5"), "score is 4.5"),
+        (TEXT.replace("5", "true"), "score is True"),
+        (TEXT.replace("5", "NaN"), "score is nan"),
+        (TEXT.replace('"score": 5,', ""), "score is None"),
+        (TEXT + TEXT.replace('"A"', '"B"'), "two verdicts that differ"),
+        (TEXT.replace('"A"', '"A", "better_response": "B"'), "no whole JSON"),
+        ("[" * 100000 + "{" * 3000, "no whole JSON"),
+    ],
+)
+def test_what_could_be_read_two_ways_is_asked_again(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse(text)
+
+
+def test_what_no_verdict_depends_on_may_be_missing() -> None:
+    for confidence in ("high", None, -0.1, 1.5, [1]):
+        assert parse(json.dumps(WHOLE | {"confidence": confidence})).confidence is None
+    assert parse(json.dumps(WHOLE | {"confidence": "0.7"})).confidence == 0.7
+    assert parse(json.dumps(WHOLE | {"reasoning": "none"})).reasoning == {}
+    assert parse(json.dumps(WHOLE | {"reasoning": {"overall_quality": 3, "text_quality": "ok"}})).reasoning == {
+        "text_quality": "ok"
+    }
+
+
+@pytest.mark.parametrize(
+    ("score", "better", "contradicts"), [(4, "A", False), (3, "A", True), (4, "B", True), (3, "B", False)]
+)
+def test_four_and_more_is_a(score: int, better: str, contradicts: bool) -> None:
+    assert parse(json.dumps(WHOLE | {"score": score, "better_response": better})).contradicts is contradicts
+
+
+def test_the_rubric_names_everything_that_the_answer_must_have() -> None:
+    text = protocol.rubric()
+    for name in (*CRITERIA, "comparison_summary", "score", "better_response", "confidence", "confidence_rationale"):
+        assert f'"{name}"' in text
+    assert all(f"{score}:" in text for score in range(1, 7))
+
+
+def test_a_second_reader_answers_with_one_word() -> None:
+    assert [parse_side(text) for text in ("A", "b.", " EQUAL\n", "Answer: **NONE**")] == ["A", "B", "tie", "na"]
+    for text in ("", "Response A is better", "A or B", "AB"):
+        with pytest.raises(ValueError, match="not one of"):
+            parse_side(text)
+    assert protocol.tie_break("B wins {x}")[0]["content"].endswith("B wins {x}")

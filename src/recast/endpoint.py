@@ -44,6 +44,10 @@ class FailedError(RecastError):
         self.billed, self.wait = billed, wait
 
 
+class UnreadableError(FailedError):
+    """An answer came in good time, but none that can be used: there is no reason to wait before the next try."""
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A redirect would carry the key to another host: it is an error."""
 
@@ -172,7 +176,7 @@ class Endpoint:
         with ThreadPoolExecutor(self.concurrency) as pool:
             while ready or waiting or running:
                 while waiting and waiting[0][0] <= time.monotonic():
-                    ready.append(heappop(waiting)[1])
+                    ready.appendleft(heappop(waiting)[1])  # before new ones: else the slowest are all left to the end
                 while ready and len(running) < self.concurrency:
                     number = ready.popleft()
                     future = pool.submit(ask, items[number])
@@ -188,14 +192,15 @@ class Endpoint:
                     continue
                 tries[number] += 1
                 if tries[number] <= self.retries:
-                    heappush(waiting, (self._due(tries[number] - 1, error.wait), number))
+                    heappush(waiting, (self._due(tries[number] - 1, error), number))
                 elif drop is not None:
                     yield number, drop(items[number], error)
                 else:
                     raise FailedError(f"{failure(items[number])} after {tries[number]} tries: {error}")
 
-    def _due(self, tries: int, asked: float) -> float:
-        seconds = self.pause(tries, asked)
+    def _due(self, tries: int, error: FailedError) -> float:
+        """When to try again, by the clock."""
+        seconds = 0.0 if isinstance(error, UnreadableError) else self.pause(tries, error.wait)
         if self._sleep is not None:
             self._sleep(seconds)
             seconds = 0.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recast.endpoint import Endpoint, FailedError, RefusedError
+from recast.endpoint import Endpoint, FailedError, RefusedError, UnreadableError
 from recast.errors import RecastError
 from recast.judge import protocol
 from recast.judge.log import Key, Log
@@ -127,12 +127,12 @@ class Judge(Endpoint):
         except (KeyError, IndexError, TypeError, AttributeError):
             text, cut = None, False
         if not isinstance(text, str):
-            raise FailedError(f"the reply has no text: {self.excerpt(json.dumps(reply))}")
+            raise UnreadableError(f"the reply has no text: {self.excerpt(json.dumps(reply))}")
         try:
             return call.read(self.redact(text))
         except ValueError as error:
             reason = "the answer was cut at its longest" if cut else str(error)
-            raise FailedError(f"{reason}: {self.excerpt(text)!r}") from None
+            raise UnreadableError(f"{reason}: {self.excerpt(text)!r}") from None
 
     def _drop(self, call: Call, error: FailedError) -> None:
         """Leave a call without answer, unless there has been none at all: then nobody is there to be asked."""

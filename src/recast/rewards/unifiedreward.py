@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from recast.endpoint import Endpoint, FailedError
+from recast.endpoint import Endpoint, UnreadableError
 from recast.errors import RecastError
 from recast.rewards import catalog
 from recast.rewards.base import Images, as_tensor
@@ -100,13 +100,13 @@ class UnifiedReward:
         except (KeyError, IndexError, TypeError, AttributeError):
             text, cut = None, False
         if not isinstance(text, str):
-            raise FailedError(f"the reply has no text: {self.endpoint.excerpt(json.dumps(reply))}")
+            raise UnreadableError(f"the reply has no text: {self.endpoint.excerpt(json.dumps(reply))}")
         if cut:  # 3.6 may be the beginning of 3.62, or of nothing
-            raise FailedError(f"the answer was cut at max_tokens = {self.max_tokens}")
+            raise UnreadableError(f"the answer was cut at max_tokens = {self.max_tokens}")
         try:
             return parse(text)
         except ValueError as error:
-            raise FailedError(f"{error}: {self.endpoint.excerpt(text)!r}") from None
+            raise UnreadableError(f"{error}: {self.endpoint.excerpt(text)!r}") from None
 
 
 def parse(text: str) -> dict[str, float]:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from recast.endpoint import Endpoint
+from recast.endpoint import Endpoint, FailedError, UnreadableError
 from server import serve
 
 
@@ -53,3 +53,53 @@ def test_an_error_that_is_no_failed_answer_is_raised_as_it_is_at_once() -> None:
     with pytest.raises(KeyError):
         endpoint.each(ask, range(50), str)
     assert len(asked) <= 4
+
+
+def test_a_call_that_waits_gives_its_place_to_others_and_comes_first_when_it_is_due() -> None:
+    endpoint = Endpoint("http://localhost/v1", "NO_KEY", concurrency=1, retries=1, backoff=0.05, timeout=1.0)
+    asked: list[int] = []
+
+    def ask(item: int) -> int:
+        asked.append(item)
+        if asked == [0]:
+            raise FailedError("busy")
+        time.sleep(0.04)
+        return item
+
+    assert endpoint.each(ask, range(8), str) == list(range(8))
+    assert asked[1] == 1  # not 0 again
+    assert 1 < asked.index(0, 1) < 8  # 0.05 to 0.1 s later, while others were still waiting for their first try
+
+
+def test_an_unreadable_answer_is_asked_for_again_without_a_wait() -> None:
+    slept: list[float] = []
+    endpoint = Endpoint(
+        "http://localhost/v1", "NO_KEY", concurrency=1, retries=3, backoff=9.0, timeout=1.0, sleep=slept.append
+    )
+    errors = [UnreadableError("prose"), FailedError("busy"), UnreadableError("prose")]
+
+    def ask(item: int) -> int:
+        if errors:
+            raise errors.pop(0)
+        return item
+
+    assert endpoint.each(ask, [5], str) == [5]
+    assert slept[0] == slept[2] == 0.0
+    assert slept[1] >= 9.0
+
+
+def test_tries_of_before_count_and_what_fails_too_often_may_be_dropped() -> None:
+    endpoint = Endpoint("http://localhost/v1", "NO_KEY", concurrency=2, retries=2, backoff=0.0, timeout=1.0)
+    asked: list[int] = []
+
+    def ask(item: int) -> str:
+        asked.append(item)
+        if item < 2:
+            raise FailedError(f"no {item}")
+        return "yes"
+
+    found = endpoint.each(ask, range(4), str, used=lambda item: 2 * (item == 1), drop=lambda item, error: str(error))
+    assert found == ["no 0", "no 1", "yes", "yes"]
+    assert (asked.count(0), asked.count(1)) == (3, 1)
+    with pytest.raises(FailedError, match="number 0 after 3 tries: no 0"):
+        endpoint.each(ask, range(4), lambda item: f"number {item}")

@@ -135,6 +135,17 @@ class Endpoint:
         except (ValueError, RecursionError):
             raise FailedError(f"the reply is not JSON: {self.excerpt(reply)}") from None
 
+    def said(self, reply: Any) -> tuple[str, bool]:
+        """The text of a chat's reply, and whether it was cut at its longest; `UnreadableError` without a text."""
+        try:
+            choice = reply["choices"][0]
+            text, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+        except (KeyError, IndexError, TypeError, AttributeError):
+            text, cut = None, False
+        if not isinstance(text, str):
+            raise UnreadableError(f"the reply has no text: {self.excerpt(json.dumps(reply))}")
+        return text, cut
+
     def pause(self, tries: int, asked: float) -> float:
         """Seconds to wait after so many tries: exponential backoff with jitter, or as long as the server asked for."""
         grown = self.backoff * float(2 ** min(tries, 16)) * (1 + self._random.random())

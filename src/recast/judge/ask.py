@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -121,13 +120,7 @@ class Judge(Endpoint):
         self.answered += 1
 
     def _read(self, call: Call, reply: Any) -> Any:
-        try:
-            choice = reply["choices"][0]
-            text, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
-        except (KeyError, IndexError, TypeError, AttributeError):
-            text, cut = None, False
-        if not isinstance(text, str):
-            raise UnreadableError(f"the reply has no text: {self.excerpt(json.dumps(reply))}")
+        text, cut = self.said(reply)
         try:
             return call.read(self.redact(text))
         except ValueError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -94,13 +93,7 @@ class UnifiedReward:
             "max_tokens": self.max_tokens,
         }
         reply = self.endpoint.post("chat/completions", body, f"the prompt {prompt!r}")
-        try:
-            choice = reply["choices"][0]
-            text, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
-        except (KeyError, IndexError, TypeError, AttributeError):
-            text, cut = None, False
-        if not isinstance(text, str):
-            raise UnreadableError(f"the reply has no text: {self.endpoint.excerpt(json.dumps(reply))}")
+        text, cut = self.endpoint.said(reply)
         if cut:  # 3.6 may be the beginning of 3.62, or of nothing
             raise UnreadableError(f"the answer was cut at max_tokens = {self.max_tokens}")
         try:

@@ -31,9 +31,13 @@ Answer = TypeVar("Answer")
 
 
 class RefusedError(RecastError):
-    """The server said no, and asking again would not change that."""
+    """The server said no, and asking again would not change that; `single` where it is about this one request."""
 
     billed = False
+
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(reason)
+        self.single = status in (400, 413, 422)
 
 
 class FailedError(RecastError):
@@ -123,7 +127,8 @@ class Endpoint:
                 text = error.read()
             if error.code not in RETRIED:
                 said = self.excerpt(text, 500)
-                raise RefusedError(f"{self.base} refused {about} with status {error.code}: {said}") from None
+                reason = f"{self.base} refused {about} with status {error.code}: {said}"
+                raise RefusedError(reason, error.code) from None
             asked = _seconds(error.headers.get("Retry-After"))
             raise FailedError(f"status {error.code}", error.code in PERHAPS_MADE, asked) from None
         except (OSError, ValueError, http.client.HTTPException) as error:

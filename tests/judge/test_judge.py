@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from judging import Known, expected, make_run, worths
 from typer.testing import CliRunner
 
+from judging import Known, expected, make_run, worths
 from recast.cli import app
 from recast.errors import RecastError
 from recast.judge import stage
@@ -212,6 +212,29 @@ def test_a_server_that_nobody_answers_for_is_given_up_and_asked_again_later(serv
     Known(server)
     stage.judge([stage.two(ours, static, None)], settings(server), silent)  # type: ignore[arg-type]
     check(ours / "verdicts" / "static", expected(first, second))
+
+
+def test_a_filter_that_refuses_one_prompt_drops_its_pair_and_nothing_else(server: Server, tmp_path: Path) -> None:
+    ours, static, first, second = two_runs(tmp_path, 10)
+    known = Known(server)
+    server.fault = lambda body: 400 if "prompt 3\n" in str(body["messages"]).encode().decode("unicode_escape") else None
+    comparison = stage.two(ours, static, None)
+    stage.judge([comparison], settings(server), silent)  # type: ignore[arg-type]
+    check(comparison.folder, expected(first, second, [3]))
+    assert load(comparison.folder).dropped == 1
+    asked = len(server.requests)
+    stage.judge([comparison], settings(server), silent)  # type: ignore[arg-type]
+    assert len(server.requests) == asked
+    server.fault = known.fault
+    stage.judge([comparison], settings(server), silent, forget=True)  # type: ignore[arg-type]
+    check(comparison.folder, expected(first, second))
+    server.fault = lambda body: 400
+    other = stage.two(ours, static, tmp_path / "b")
+    with pytest.raises(RecastError, match="not answered any of the first calls: .* refused the pair of .* status 400"):
+        stage.judge([other], settings(server), silent)  # type: ignore[arg-type]
+    server.fault = known.fault  # it was the settings, not the pairs
+    stage.judge([other], settings(server), silent)  # type: ignore[arg-type]
+    check(other.folder, expected(first, second))
 
 
 def test_two_processes_never_pay_for_the_same_pairs(server: Server, tmp_path: Path) -> None:

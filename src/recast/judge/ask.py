@@ -19,6 +19,8 @@ MODEL = "gemini-3.5-flash"
 """The paper's judge, at its OpenAI-compatible address."""
 _VARIABLES = {"generativelanguage.googleapis.com": "GEMINI_API_KEY", "api.openai.com": "OPENAI_API_KEY"}
 VERDICT = "verdict"
+HOPELESS = 4
+"""Calls without any answer after which no more are made."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,9 @@ class Judge(Endpoint):
         self.answered = self.dropped = 0
 
     def ask_all(self, calls: Sequence[Call], progress: Callable[[Any, int], Any]) -> None:
-        """Ask what has no answer yet; the cap and a refusal stop new calls, and a call that fails too often is dropped.
+        """Ask what has no answer yet; a call that fails too often, or is refused for what it holds, is dropped.
 
+        The cap, a key or a model that is refused, and a server that answers nothing stop new calls.
         Every answer is in its log as soon as it is there.
         """
         tries = self.settings.tries
@@ -111,7 +114,14 @@ class Judge(Endpoint):
             reply = self.post("chat/completions", body, call.about)
             tokens = _tokens(reply)
             answer = self._read(call, reply)
-        except (FailedError, RefusedError) as error:
+        except RefusedError as error:
+            self.cap.give_back()
+            if not error.single:
+                raise
+            call.log.failure(call.key, self.excerpt(str(error)), False, refused=True)
+            self._drop(call, error)
+            return
+        except FailedError as error:
             if not error.billed:
                 self.cap.give_back()
             call.log.failure(call.key, self.excerpt(str(error)), error.billed, tokens)
@@ -127,10 +137,10 @@ class Judge(Endpoint):
             reason = "the answer was cut at its longest" if cut else str(error)
             raise UnreadableError(f"{reason}: {self.excerpt(text)!r}") from None
 
-    def _drop(self, call: Call, error: FailedError) -> None:
+    def _drop(self, call: Call, error: RecastError) -> None:
         """Leave a call without answer, unless there has been none at all: then nobody is there to be asked."""
         self.dropped += 1
-        if not self.answered and self.dropped >= 3:
+        if not self.answered and self.dropped >= HOPELESS:
             raise RecastError(f"{self.base} has not answered any of the first calls: {error}")
 
 

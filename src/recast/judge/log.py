@@ -12,6 +12,8 @@ from typing import Any
 
 from recast.errors import RecastError
 
+FOR_GOOD = 10**6
+"""Tries that a call has had which will never be answered."""
 Key = tuple[int, int, str]
 """A call: the number of the pair, the order (0: the first run is shown as A), and what it is about."""
 
@@ -32,8 +34,11 @@ class Log:
         self._file.truncate(len(whole[0]) + len(whole[1]))
         self.records: list[dict[str, Any]] = [self._read(n, line) for n, line in enumerate(whole[0].splitlines(), 1)]
         self.answers = {_key(each): each["answer"] for each in self.records if "answer" in each}
-        spent = [] if forget else [each for each in self.records if each.get("billed") and "failed" in each]
-        self.failed = Counter(map(_key, spent))
+        self.failed: Counter[Key] = Counter()
+        # Where nothing was ever answered, the settings were wrong and not the calls.
+        for each in self.records if self.answers and not forget else []:
+            if "failed" in each:
+                self.failed[_key(each)] += FOR_GOOD if each.get("refused") else int(each["billed"])
 
     def _read(self, number: int, line: bytes) -> dict[str, Any]:
         try:
@@ -50,10 +55,12 @@ class Log:
         self._append(key, {"answer": answer, "billed": True}, tokens)
         self.answers[key] = answer
 
-    def failure(self, key: Key, reason: str, billed: bool, tokens: tuple[int, int]) -> None:
-        """Keep that a call gave nothing; one that may have been billed counts among its tries for good."""
-        self._append(key, {"failed": reason, "billed": billed}, tokens)
-        self.failed[key] += 1  # one call is on its way once at a time
+    def failure(
+        self, key: Key, reason: str, billed: bool, tokens: tuple[int, int] = (0, 0), refused: bool = False
+    ) -> None:
+        """Keep that a call gave nothing; what may have been billed counts among its tries, a refusal is the last."""
+        self._append(key, {"failed": reason, "billed": billed} | ({"refused": True} if refused else {}), tokens)
+        self.failed[key] += FOR_GOOD if refused else 1  # one call is on its way once at a time
 
     def _append(self, key: Key, fields: Mapping[str, Any], tokens: tuple[int, int]) -> None:
         pair, order, about = key

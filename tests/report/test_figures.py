@@ -1,10 +1,12 @@
 """Figures hold what they were given: read back from the axes."""
 
 import numpy as np
+import pytest
 import torch
 
 from recast.core.curves import GainCurves
 from recast.report import figures
+from recast.report.compare import Run
 
 
 def test_a_contact_sheet_shows_each_image_under_its_prompt() -> None:
@@ -36,3 +38,25 @@ def test_the_panels_figure_shows_the_four_panels_of_each_run() -> None:
         np.testing.assert_allclose(shown[2], curves.normalized())
         np.testing.assert_allclose(shown[3].sum(0), 1 / 3)
         np.testing.assert_allclose(shown[3].sum(1), 1 / 2)
+
+
+def test_the_differences_figure_has_a_dot_a_matched_pair_at_its_height() -> None:
+    def run(method: str, budget: float, seed: int, a: float) -> Run:
+        return Run(method, (("a", 1.0), ("b", budget)), seed, {"a": a, "b": 2.0})
+
+    runs = [run("static", budget, seed, 0.5) for budget in (1.0, 2.0) for seed in (0, 1)]
+    runs += [
+        run("sinkhorn", budget, seed, 0.5 + 0.1 * budget + 0.01 * seed) for budget in (1.0, 2.0) for seed in (0, 1)
+    ]
+    runs.append(run("row", 1.0, 0, 0.25))
+    figure = figures.differences_figure(runs, ("a", "b"))
+    assert figure is not None
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["aggregate r", "a", "b"]
+    names = [label.get_text() for label in figure.axes[1].get_xticklabels()]
+    assert names == ["ReCAST", "no-Sink"]
+    dots = [line for line in figure.axes[1].lines if line.get_marker() == "." and len(line.get_xdata())]
+    heights = sorted(float(dot.get_ydata()[0]) for dot in dots)  # type: ignore[index]
+    assert heights == pytest.approx([-0.25, 0.1, 0.11, 0.2, 0.21])
+    assert len({dot.get_color() for dot in dots}) == 2
+    assert figures.differences_figure(runs[:4], ("a",)) is None

@@ -69,6 +69,7 @@ def test_every_form_is_written_and_says_the_same(runs: Path, tmp_path: Path) -> 
     # a + b and a + 2b, a up by the shift and b down by it: 11 and 16.5 − shift
     assert float(aggregate["static"]) == pytest.approx((11 + 16.5 - 0.5) / 2, abs=0.02)
     assert float(aggregate["base"]) == pytest.approx((11 + 16.5) / 2, abs=0.02)
+    assert {path.name for path in (tmp_path / "out").glob("differences.*")} == {"differences.png", "differences.pdf"}
     text, tex = (tmp_path / "out/report.md").read_text(), (tmp_path / "out/report.tex").read_text()
     assert made.found in text
     assert "| (1, 2) | static |" in text

@@ -13,6 +13,8 @@ from recast.core import schedule
 from recast.core.curves import GainCurves
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
+from recast.report import compare, sections
+from recast.report.compare import Run
 from recast.weigh import weigh
 
 if TYPE_CHECKING:
@@ -136,6 +138,42 @@ def drift_figure(base: GainCurves, trained: GainCurves, titles: tuple[str, str])
     inset.tick_params(labelsize=7)
     left.set_ylabel(PANELS["D"])
     left.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def differences_figure(runs: Sequence[Run], rewards: Sequence[str], against: str = "static") -> Figure | None:
+    """A panel a reward: every method's difference to `against`, a dot a matched (budget, seed) pair, a colour a budget.
+
+    The bar is the mean with two standard errors over the pairs. None where nothing is matched.
+    """
+    from matplotlib.figure import Figure
+
+    methods = [name for name in sections.methods(runs) if name != against and compare.pairs(runs, name, against)]
+    if not methods:
+        return None
+    panels = (compare.AGGREGATE, *rewards)
+    budgets = sorted({run.budget for run in compare.of(runs, against)})
+    figure = Figure(figsize=(2.6 * min(len(panels), 3), 2.7 * -(-len(panels) // 3)), layout="constrained")
+    grid = list(figure.subplots(-(-len(panels) // 3), min(len(panels), 3), squeeze=False).flat)
+    for axes, reward in zip(grid, panels, strict=False):
+        axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+        for x, method in enumerate(methods):
+            matched = compare.pairs(runs, method, against)
+            gaps = np.array([one.mean(reward) - other.mean(reward) for one, other in matched])
+            for k, ((run, _), gap) in enumerate(zip(matched, gaps, strict=True)):
+                aside = 0.5 * ((k + 0.5) / len(gaps) - 0.5)
+                axes.plot(x + aside, gap, ".", color=COLORS[budgets.index(run.budget) % len(COLORS)], markersize=5)
+            error = 2 * gaps.std(ddof=1) / np.sqrt(len(gaps)) if len(gaps) > 1 else 0.0
+            axes.errorbar(x + 0.38, gaps.mean(), error, fmt="_", color="black", capsize=2, linewidth=1)
+        axes.set_xticks(range(len(methods)), [sections.shown(name) for name in methods], fontsize=8, rotation=20)
+        axes.set_title("aggregate r" if reward == compare.AGGREGATE else reward, fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    figure.supylabel(f"difference to {sections.shown(against)}", fontsize=9)
+    for k, budget in enumerate(budgets):
+        figure.axes[0].plot([], [], ".", color=COLORS[k % len(COLORS)], label=sections.budget_name(budget))
+    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8, title="λ", title_fontsize=8)
     return figure
 
 

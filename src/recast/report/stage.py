@@ -33,7 +33,7 @@ class Report:
 
 
 def report(folders: Sequence[Path], out: Path) -> Report:
-    """Tables (report.md, report.tex, CSV) and index.html in `out`, from evaluated runs.
+    """Tables (report.md, report.tex, CSV), differences.png and index.html in `out`, from evaluated runs.
 
     A folder is a run, or holds runs; the same prompts and seeds must have been scored in all of them.
     """
@@ -52,9 +52,20 @@ def report(folders: Sequence[Path], out: Path) -> Report:
     path = artifact.write_text(out / "index.html", text)
     artifact.write_text(out / "report.md", "\n".join([f"{found}\n", *alarms, *map(render.markdown, tables)]))
     artifact.write_text(out / "report.tex", "\n".join(map(render.latex, tables)))
+    if importlib.util.find_spec("matplotlib") is not None:
+        _draw(runs, (*trained, *held_out), out)
     for table in tables:
         artifact.write_text(out / "tables" / f"{table.name}.csv", render.comma_separated(table))
     return Report(found, alarms, tuple(tables), path)
+
+
+def _draw(runs: Sequence[Run], rewards: Sequence[str], out: Path) -> None:
+    """differences.png and .pdf, where two runs can be compared."""
+    from recast.report import figures
+
+    figure = figures.differences_figure([run for run in runs if run.method != "base"], rewards)
+    if figure is not None:
+        figures.save(figure, out / "differences")
 
 
 def find(folders: Sequence[Path]) -> list[Scores]:

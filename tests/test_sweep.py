@@ -240,3 +240,27 @@ def test_run_goes_from_the_recipe_to_the_page(recipe: Path, tmp_path: Path, monk
     assert (out / "shards.stale-1").is_dir()
     assert "sinkhorn-s0" in ran  # another W
     assert "static-s0" not in ran  # the same W
+
+
+def test_a_run_killed_at_any_file_ends_with_the_same_files(recipe: Path, tmp_path: Path) -> None:
+    """SIGKILL in proposing, estimating, preparing, training and evaluating; see kill_run.py."""
+    script = Path(__file__).parent / "kill_run.py"
+    found = {}
+    for name, kills in (("calm", []), ("killed", ["1", "5", "8", "12", "7"])):
+        words = [sys.executable, script, recipe, tmp_path / name, *kills]
+        done = subprocess.run(list(map(str, words)), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert " ".join(["died of", *[str(int(signal.SIGKILL))] * len(kills)]) in done.stdout
+        found[name] = {
+            str(path.relative_to(tmp_path / name)): path.read_bytes()
+            for path in (tmp_path / name).rglob("*")
+            if path.is_file() and path.suffix != ".tmp"
+        }
+    clocks = [name for name in found["calm"] if name.endswith("metrics.jsonl")]
+    assert len(clocks) == 1
+    for name in clocks:
+        rows = [json.loads(found[each].pop(name)) for each in ("calm", "killed")]
+        assert [row["reward/detail"] for row in rows] == [rows[0]["reward/detail"]] * 2
+    assert "report/index.html" in found["calm"]
+    assert found["calm"].keys() == found["killed"].keys()
+    assert [name for name in found["calm"] if found["calm"][name] != found["killed"][name]] == []

@@ -12,6 +12,8 @@ import re
 from typing import Literal
 
 Side = Literal["A", "B", "tie", "na"]
+LONGEST = 8000
+"""Letters of a text that is read; a longer one is no answer to a question about one criterion."""
 
 
 def _any(*lists: str) -> str:
@@ -182,6 +184,8 @@ def side(text: str) -> Side | None:
     >>> side("Response A has two crates, Response B has three.") is None
     True
     """
+    if len(text) > LONGEST:
+        return None
     stated = [sentence for sentence in _sentences(text) if not _SUPPOSED.search(sentence)]
     last = [sentence for sentence in stated[-1:] if _CONCLUDED.search(sentence) and not _TIED.search(sentence)]
     if last and len(concluded := _claims(last[0], _VERDICTS)) == 1:

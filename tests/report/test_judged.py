@@ -1,5 +1,6 @@
 """Verdicts in the report: tables, the sentence, and the pictures that the judge was sure of beside a random sample."""
 
+import shutil
 from base64 import b64decode
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from judging import Known, expected, make_run, worths
 from recast.cli import app
+from recast.errors import RecastError
 from recast.judge import stage
 from recast.judge.ask import Settings
 from recast.report import stage as reports
@@ -50,6 +52,23 @@ def test_the_tables_and_the_sentence_have_the_judges_numbers(made: tuple[reports
     shown = CliRunner().invoke(app, ["report", str(folder / "runs"), "--out", str(folder / "again")])
     assert "Pairwise judge: ReCAST against static" in shown.stdout
     assert (folder / "again/index.html").read_bytes() == (folder / "out/index.html").read_bytes()
+
+
+def test_verdicts_are_found_where_they_are_named_and_left_out_where_the_images_have_changed(
+    made: tuple[reports.Report, Path], tmp_path: Path
+) -> None:
+    _, folder = made
+    shutil.copytree(folder / "runs", tmp_path / "runs")
+    shutil.move(tmp_path / "runs/sinkhorn-s0/verdicts/static-s0", tmp_path / "elsewhere")
+    assert "judge" not in reports.report([tmp_path / "runs"], tmp_path / "out").found
+    assert "judge" in reports.report([tmp_path / "runs", tmp_path / "elsewhere"], tmp_path / "out").found
+    with pytest.raises(RecastError, match="there are only verdicts: name the runs that were judged besides"):
+        reports.report([tmp_path / "elsewhere"], tmp_path / "out")
+    manifest = tmp_path / "runs/static-s0/scores/manifest.json"
+    manifest.write_text(manifest.read_text().replace('"policy.lora": "static"', '"policy.lora": "another"'))
+    with pytest.warns(UserWarning, match="elsewhere judged other images than are there now"):
+        later = reports.report([tmp_path / "runs", tmp_path / "elsewhere"], tmp_path / "out")
+    assert "judge" not in later.found
 
 
 @needs_chromium

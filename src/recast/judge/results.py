@@ -43,6 +43,8 @@ class Verdicts:
     dropped: int = 0
     pending: int = 0
     folder: Path | None = None
+    images: tuple[str, str] = ("", "")
+    """Hashes of what decides the two runs' images (`Scores.identity`)."""
 
     def rate(self, aspect: str = OVERALL) -> float:
         """Orderings won by the first run among those decided; NaN without any."""
@@ -144,6 +146,7 @@ def from_rows(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], fo
         status.count("dropped"),
         status.count("pending"),
         folder,
+        (manifest["first"].get("images", ""), manifest["second"].get("images", "")),
     )
 
 

@@ -7,7 +7,6 @@ made from these, verdicts.jsonl and summary.json. Started again, it asks only fo
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from recast.judge.protocol import SUBSCORES
 from recast.judge.results import OVERALL, Verdicts
 from recast.report import compare
 from recast.report import stage as reports
-from recast.report.scores import FORMAT as SCORES
 from recast.report.scores import Scores
 
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -192,15 +190,9 @@ def _claim(comparison: Comparison, settings: Settings, rubric: str) -> None:
     """Write what the folder is for; verdicts of another judge, rubric or run are never mixed in."""
     runs = {}
     for name, policy in (("first", comparison.first), ("second", comparison.second)):
-        known = artifact.read(policy.folder / "manifest.json", SCORES)
-        pictures = [(each["prompt"], each["seed"]) for each in policy.images]
-        runs[name] = {
-            "method": policy.method,
-            "budget": policy.budget,
-            "seed": policy.seed,
-            "images": _digest([known.get("settings"), pictures]),
-        }
-    identity = {"model": settings.model, "rubric": _digest(rubric), **runs}
+        run = {"method": policy.method, "budget": policy.budget, "seed": policy.seed}
+        runs[name] = run | {"images": policy.identity()}
+    identity = {"model": settings.model, "rubric": hashlib.sha256(rubric.encode()).hexdigest(), **runs}
     path = comparison.folder / "manifest.json"
     if path.exists():
         old = artifact.read(path, results.FORMAT)
@@ -209,10 +201,6 @@ def _claim(comparison: Comparison, settings: Settings, rubric: str) -> None:
         known = {key: old.get(key) for key in identity}
         artifact.same(known, identity, f"{comparison.folder} holds verdicts made", names)
     artifact.write(path, results.FORMAT, identity)
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _collect(comparison: Comparison, log: Log, tries: int) -> Verdicts:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,17 @@ class Scores:
     held_out: tuple[str, ...]
     images: tuple[dict[str, Any], ...]
     values: NDArray[np.float64]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rewards(self) -> tuple[str, ...]:
         """All rewards, the trained ones first; the rows of `values`."""
         return (*self.trained, *self.held_out)
+
+    def identity(self) -> str:
+        """A hash of what decides the images: the settings they were made with, their prompts and seeds."""
+        pictures = [(image["prompt"], image["seed"]) for image in self.images]
+        return hashlib.sha256(json.dumps([dict(self.settings), pictures], sort_keys=True).encode()).hexdigest()
 
     def means(self) -> dict[str, float]:
         """Mean of every reward over the images it applies to; NaN where it applies to none."""
@@ -60,7 +68,8 @@ class Scores:
         except (KeyError, TypeError, ValueError) as error:
             raise RecastError(f"{path / 'scores.jsonl'}: a row lacks a score ({error}): run recast evaluate") from error
         images = tuple({key: value for key, value in row.items() if key != "scores"} for row in rows)
-        return cls(path, method, dict(budget), int(seed), trained, held_out, images, values)
+        settings = artifact.mapping(manifest, "settings", path / "manifest.json")
+        return cls(path, method, dict(budget), int(seed), trained, held_out, images, values, settings)
 
 
 def read_rows(path: Path, maker: str = "recast evaluate") -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ def report(folders: Sequence[Path], out: Path) -> Report:
     policies = find(folders)
     runs = [as_run(policy) for policy in policies]
     trained, held_out = policies[0].trained, policies[0].held_out
-    verdicts = _verdicts([*folders, *(policy.folder.parent for policy in policies)])
+    verdicts = _verdicts(folders, policies)
     tables = build(runs, trained, held_out) + judged.tables(verdicts)
     alarms = tuple(compare.hacking(runs, held_out))
     found = " ".join([sentence(runs, held_out), *judged.sentences(verdicts)])
@@ -76,10 +76,12 @@ def find(folders: Sequence[Path]) -> list[Scores]:
             raise RecastError(f"{folder} is not a folder of runs")
         found = sorted(path.parent for path in folder.glob("**/scores/manifest.json") if ".stale-" not in str(path))
         found += [folder] if (folder / "manifest.json").is_file() and (folder / "scores.jsonl").is_file() else []
-        if not found:
+        if not found and not _judged(folder):
             raise RecastError(f"{folder} has no evaluated run: run recast evaluate with --out there first")
         places |= dict.fromkeys(path.resolve() for path in found)
     policies = [Scores.load(place) for place in places]
+    if not policies:
+        raise RecastError("there are only verdicts: name the runs that were judged besides")
     seen: dict[tuple[Any, ...], Scores] = {}
     for policy in policies:
         key = (policy.method, tuple(policy.budget.items()), policy.seed) if policy.method != "base" else ("base",)
@@ -143,13 +145,27 @@ def _curves(folders: Sequence[Path]) -> GainCurves | None:
     return None
 
 
-def _verdicts(folders: Sequence[Path]) -> list[Verdicts]:
-    """Every comparison below the folders that has been judged."""
-    places: dict[Path, None] = {}
-    for folder in folders:
-        found = (path.parent for path in folder.glob("**/manifest.json") if (path.parent / "verdicts.jsonl").is_file())
-        places |= dict.fromkeys(path.resolve() for path in sorted(found) if ".stale-" not in str(path))
-    return [results.load(place) for place in places]
+def _verdicts(folders: Sequence[Path], policies: Sequence[Scores]) -> list[Verdicts]:
+    """Every comparison that has been judged, below the folders or beside the policies, of the images that are there."""
+    places = {place.resolve(): None for folder in folders for place in _judged(folder)}
+    for policy in policies:
+        places |= {path.parent.resolve(): None for path in policy.folder.parent.glob("verdicts/*/verdicts.jsonl")}
+    now = {(each.method, tuple(each.budget.items()), each.seed): each.identity() for each in policies}
+    found = []
+    for place in sorted(places):
+        verdicts = results.load(place)
+        keys = [(method, verdicts.budget, verdicts.seed) for method in (verdicts.first, verdicts.second)]
+        if any(now.get(key, images) != images for key, images in zip(keys, verdicts.images, strict=True)):
+            warnings.warn(f"{place} judged other images than are there now: left out; judge again", stacklevel=3)
+        else:
+            found.append(verdicts)
+    return found
+
+
+def _judged(folder: Path) -> list[Path]:
+    """The folders of verdicts below one."""
+    found = (path.parent for path in folder.glob("**/verdicts.jsonl") if (path.parent / "manifest.json").is_file())
+    return [path for path in found if ".stale-" not in str(path)]
 
 
 def _training(policies: Sequence[Scores]) -> list[dict[str, Any]]:

@@ -25,7 +25,10 @@ from recast.errors import RecastError
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 PERHAPS_MADE = (408, 500, 502, 504)
 """Of these, the ones after which an answer may have been made and billed all the same."""
-LONGEST_WAIT = 60.0
+BUSY = (429, 503, 529)
+"""Of these, the ones that are meant for everybody who asks."""
+LONGEST_WAIT, LONGEST_ASKED = 60.0, 3600.0
+"""Seconds between tries as we choose them, and as a server may ask for."""
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -41,11 +44,11 @@ class RefusedError(RecastError):
 
 
 class FailedError(RecastError):
-    """No answer: it may have been billed, and the server asked to be left alone for `wait` seconds."""
+    """No answer: it may have been billed; the server asked to be left alone for `wait` seconds, by all if `busy`."""
 
-    def __init__(self, reason: str, billed: bool = True, wait: float = 0.0) -> None:
+    def __init__(self, reason: str, billed: bool = True, wait: float = 0.0, busy: bool = False) -> None:
         super().__init__(reason)
-        self.billed, self.wait = billed, wait
+        self.billed, self.wait, self.busy = billed, wait, busy
 
 
 class UnreadableError(FailedError):
@@ -130,7 +133,7 @@ class Endpoint:
                 reason = f"{self.base} refused {about} with status {error.code}: {said}"
                 raise RefusedError(reason, error.code) from None
             asked = _seconds(error.headers.get("Retry-After"))
-            raise FailedError(f"status {error.code}", error.code in PERHAPS_MADE, asked) from None
+            raise FailedError(f"status {error.code}", error.code in PERHAPS_MADE, asked, error.code in BUSY) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             # Before the request was sent it is a URLError; a timeout, reset or half a reply comes after.
             sent = not isinstance(error, urllib.error.URLError)
@@ -154,7 +157,7 @@ class Endpoint:
     def pause(self, tries: int, asked: float) -> float:
         """Seconds to wait after so many tries: exponential backoff with jitter, or as long as the server asked for."""
         grown = self.backoff * float(2 ** min(tries, 16)) * (1 + self._random.random())
-        return min(LONGEST_WAIT, max(asked, grown))
+        return max(min(LONGEST_ASKED, asked), min(LONGEST_WAIT, grown))
 
     def each(
         self,
@@ -168,7 +171,8 @@ class Endpoint:
     ) -> list[Answer]:
         """`ask(item)` for every item, in their order, several on their way at once; a `FailedError` is tried again.
 
-        An item that waits for its next try takes no place from the others. `used` are tries it has had before. One
+        An item that waits for its next try takes no place from the others; where the server is too busy for one, new
+        requests wait with it, and that counts as a try only while nobody gets an answer. `used` are tries before. One
         without an answer after all tries gets `drop(item, error)`; without that it stops new requests and is the
         error: `failure(item)`, the tries, the reason. Those on their way are still waited for.
         """
@@ -184,7 +188,8 @@ class Endpoint:
         drop: Callable[[Item, FailedError], Answer] | None,
     ) -> Iterator[tuple[int, Answer]]:
         """Number and answer of every item, as they come."""
-        tries = [used(item) for item in items]
+        tries, answered, seen = [used(item) for item in items], 0, [0] * len(items)
+        hold = 0.0  # when the server may be asked again
         ready = deque(range(len(items)))
         waiting: list[tuple[float, int]] = []  # a heap: when to try again, and what
         running: dict[Future[Answer], int] = {}
@@ -193,22 +198,29 @@ class Endpoint:
             while ready or waiting or running:
                 while waiting and waiting[0][0] <= time.monotonic():
                     ready.appendleft(heappop(waiting)[1])  # before new ones: else the slowest are all left to the end
-                while ready and len(running) < self.concurrency:
+                free = hold <= time.monotonic()
+                while free and ready and len(running) < self.concurrency:
                     number = ready.popleft()
                     future = pool.submit(ask, items[number])
                     running[future] = number
                     future.add_done_callback(finished.put)
+                next_times = [*(waiting[0][:1] if waiting else ()), *(() if free else (hold,))]
+                patience = max(0.0, min(next_times) - time.monotonic()) if next_times else None
                 try:
-                    future = finished.get(timeout=max(0.0, waiting[0][0] - time.monotonic()) if waiting else None)
+                    future = finished.get(timeout=patience)
                 except Empty:
                     continue
                 number, error = running.pop(future), future.exception()
                 if not isinstance(error, FailedError):
+                    answered += 1
                     yield number, future.result()
                     continue
-                tries[number] += 1
+                tries[number] += 0 if error.busy and answered > seen[number] else 1
+                seen[number] = answered
                 if tries[number] <= self.retries:
-                    heappush(waiting, (self._due(tries[number] - 1, error), number))
+                    due = self._due(max(0, tries[number] - 1), error)
+                    heappush(waiting, (due, number))
+                    hold = max(hold, due) if error.busy else hold
                 elif drop is not None:
                     yield number, drop(items[number], error)
                 else:

@@ -91,6 +91,7 @@ def test_a_thousand_pairs_with_every_fault_and_a_kill_give_the_exact_rates(serve
         file.write(b'{"pair": 3, "ord')  # as a power cut would leave it
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "wrote" in done.stdout
+    assert all(json.loads(line) for line in log.read_text().split("\n")[:-1])  # the torn line is gone
     assert sum(count - 1 for count in again.answered.values()) <= 32  # those in flight at the kill
     for name in ("verdicts.jsonl", "manifest.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "calm" / name).read_bytes()
@@ -165,6 +166,13 @@ def test_a_second_start_asks_for_nothing_and_another_judge_is_refused(server: Se
     (tmp_path / "rubric.txt").write_text("Which one?")
     with pytest.raises(RecastError, match="verdicts made with another rubric"):
         stage.judge([comparison], settings(server, rubric=tmp_path / "rubric.txt"), silent)  # type: ignore[arg-type]
+    manifest = static / "scores" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"policy.lora": "static"', '"policy.lora": "another"'))
+    with pytest.raises(RecastError, match="verdicts made with another run than .*static"):
+        stage.judge([stage.two(ours, static, None)], settings(server), silent)  # type: ignore[arg-type]
+    (comparison.folder / "manifest.json").unlink()
+    with pytest.raises(RecastError, match=r"has calls of nobody knows what, without a manifest\.json"):
+        stage.judge([comparison], settings(server), silent)  # type: ignore[arg-type]
     assert len(server.requests) == asked
 
 
@@ -179,7 +187,7 @@ def test_the_cap_stops_new_calls_and_a_higher_one_goes_on(server: Server, tmp_pa
     assert re.search(r"\$0\.0\d", result.stdout)
     part = load(ours / "verdicts" / "static")
     assert 0 < len(part.indices) < 13
-    assert part.pending == 30 - len(part.indices) - part.dropped
+    assert (part.dropped, part.pending) == (0, 30 - len(part.indices))
     plan = CliRunner().invoke(app, [*command, "--dry-run"])
     left = 60 - sum(key[0] == "pair" for key in known.answered)
     assert f"30 pairs in 1 comparison(s): {left} calls to make with {2 * left} images" in plan.stdout
@@ -208,7 +216,7 @@ def test_dropped_pairs_stay_dropped_until_told_otherwise(server: Server, tmp_pat
 def test_a_server_that_nobody_answers_for_is_given_up_and_asked_again_later(server: Server, tmp_path: Path) -> None:
     ours, static, first, second = two_runs(tmp_path, 10)
     server.fault = lambda body: 503
-    with pytest.raises(RecastError, match="has not answered any of the first calls: status 503"):
+    with pytest.raises(RecastError, match="has not answered any call: status 503"):
         stage.judge([stage.two(ours, static, None)], settings(server), silent)  # type: ignore[arg-type]
     Known(server)
     stage.judge([stage.two(ours, static, None)], settings(server), silent)  # type: ignore[arg-type]
@@ -231,11 +239,83 @@ def test_a_filter_that_refuses_one_prompt_drops_its_pair_and_nothing_else(server
     check(comparison.folder, expected(first, second))
     server.fault = lambda body: 400
     other = stage.two(ours, static, tmp_path / "b")
-    with pytest.raises(RecastError, match="not answered any of the first calls: .* refused the pair of .* status 400"):
+    with pytest.raises(RecastError, match="has not answered any call: .* refused the pair of .* status 400"):
         stage.judge([other], settings(server), silent)  # type: ignore[arg-type]
     server.fault = known.fault  # it was the settings, not the pairs
     stage.judge([other], settings(server), silent)  # type: ignore[arg-type]
     check(other.folder, expected(first, second))
+
+
+def test_an_outage_stops_the_run_and_costs_no_pair_its_tries(server: Server, tmp_path: Path) -> None:
+    ours, static, first, second = two_runs(tmp_path, 60)
+    known = Known(server)
+    server.fault = lambda body: 500 if len(server.requests) > 40 else known.fault(body)
+    comparison = stage.two(ours, static, None)
+    with pytest.raises(RecastError, match="has not answered 16 calls in a row: status 500"):
+        stage.judge([comparison], settings(server, concurrency=4), silent)  # type: ignore[arg-type]
+    assert 10 < len(load(comparison.folder).indices) <= 20
+    server.fault = known.fault
+    stage.judge([comparison], settings(server), silent)  # type: ignore[arg-type]
+    check(comparison.folder, expected(first, second))
+    assert set(known.answered.values()) == {1}
+
+
+def test_a_judge_with_a_narrow_rate_limit_gets_through_without_dropping_a_pair(server: Server, tmp_path: Path) -> None:
+    ours, static, first, second = two_runs(tmp_path, 40)
+    known = Known(server)
+    window: list[float] = []
+
+    def limit(body: dict[str, object]) -> object:
+        window[:] = [moment for moment in window if moment > time.monotonic() - 0.2]
+        if len(window) >= 8:
+            return ("after", 0.2)
+        window.append(time.monotonic())
+        return known.fault(body)
+
+    server.fault = limit
+    outcome = stage.judge([stage.two(ours, static, None)], settings(server, tries=3), silent)  # type: ignore[arg-type]
+    check(outcome.verdicts[0].folder, expected(first, second))  # type: ignore[arg-type]
+    refused = len(server.requests) - sum(known.answered.values())
+    assert 0 < refused < 3 * len(known.answered)  # all wait while one is told to
+
+
+def test_reasons_that_nobody_can_read_leave_the_denominator(server: Server, tmp_path: Path) -> None:
+    ours, static, first, second = two_runs(tmp_path, 30)
+    known = Known(server)
+    server.fault = lambda body: (
+        ("chat", {"message": {"content": "Hm."}})
+        if isinstance(body["messages"][0]["content"], str)
+        else known.fault(body)
+    )
+    outcome = stage.judge([stage.two(ours, static, None)], settings(server, max_tokens=99), silent)  # type: ignore[arg-type]
+    plain = [k for k in range(30) if k % 10 > 1]
+    wanted = expected([first[k] for k in plain], [second[k] for k in plain])["overall"]
+    assert outcome.verdicts[0].rate("faithfulness") == pytest.approx(wanted, abs=1e-12)
+    assert server.requests[0]["body"]["max_tokens"] == 99
+    assert outcome.calls == len(server.requests) == 60 + 6 * 8
+    assert outcome.tokens[0] == 60 * 1000  # the known judge counts its own answers only
+
+
+def test_a_log_that_is_none_is_one_sentence(server: Server, tmp_path: Path) -> None:
+    ours, static, *_ = two_runs(tmp_path, 2)
+    Known(server)
+    comparison = stage.two(ours, static, None)
+    stage.judge([comparison], settings(server), silent)  # type: ignore[arg-type]
+    log = comparison.folder / "calls.jsonl"
+    whole = log.read_text()
+    for line in (
+        "[]",
+        '{"pair": 1}',
+        whole.split("\n")[0].replace('"A"', '"C"').replace('"B"', '"C"'),
+        '{"pair": "x"}',
+    ):
+        log.write_text(f"{line}\n")
+        with pytest.raises(RecastError, match=r"calls\.jsonl, line 1: not a call \(.*\); remove that line"):
+            stage.judge([comparison], settings(server), silent)  # type: ignore[arg-type]
+    log.unlink()
+    log.mkdir()
+    with pytest.raises(RecastError, match=r"calls\.jsonl: cannot be written: Is a directory"):
+        stage.judge([comparison], settings(server), silent)  # type: ignore[arg-type]
 
 
 def test_two_processes_never_pay_for_the_same_pairs(server: Server, tmp_path: Path) -> None:
@@ -264,6 +344,10 @@ def test_a_folder_of_runs_is_judged_pair_by_matched_pair(server: Server, tmp_pat
     assert CliRunner().invoke(app, command).exit_code == 0
     for seed in (0, 1):
         assert len(load(tmp_path / "sweep" / f"sinkhorn-s{seed}" / "verdicts" / f"static-s{seed}").indices) == 5
+    capped = CliRunner().invoke(app, ["judge", str(tmp_path / "sweep"), "--base-url", server.url, "--max-calls", "30"])
+    assert capped.exit_code == 2
+    folders = [tmp_path / "sweep" / f"sinkhorn-s{seed}" / "verdicts" / f"static-s{seed}" for seed in (0, 1)]
+    assert abs(len(load(folders[0]).indices) - len(load(folders[1]).indices)) <= 1  # in turns
     missing = CliRunner().invoke(app, [*command, "--methods", "hard,static"])
     assert missing.exit_code == 2
     assert "no matched pair of hard and static, only row, sinkhorn, static" in missing.output

@@ -22,7 +22,6 @@ def test_a_whole_answer_is_taken_over() -> None:
     assert (verdict.better, verdict.score, verdict.confidence) == ("A", 5, 0.4)
     assert verdict.reasoning == WHOLE["reasoning"]
     assert verdict.rationale == "it was close"
-    assert not verdict.contradicts
 
 
 @pytest.mark.parametrize(
@@ -40,6 +39,7 @@ def test_a_whole_answer_is_taken_over() -> None:
         TEXT.replace("5", '"5"'),
         TEXT.replace("5", "5.0"),
         TEXT.replace("5", '"5/6"'),
+        TEXT.replace("5", '"5 (A is better)"'),
         TEXT.replace("about text_quality", "line one\nline two"),
         f"{TEXT}\n\n{TEXT}",
         f'<think>maybe {{"better_response": "B", "score": 1}}</think>{TEXT}',
@@ -69,7 +69,13 @@ def test_what_can_be_mended_is(text: str) -> None:
         (TEXT.replace('"score": 5,', ""), "score is None"),
         (TEXT + TEXT.replace('"A"', '"B"'), "two verdicts that differ"),
         (TEXT.replace('"A"', '"A", "better_response": "B"'), "no whole JSON"),
-        ("[" * 100000 + "{" * 3000, "no whole JSON"),
+        ("[" * 50000 + "{" * 30000, "no whole JSON"),
+        ("x" * 100001, "the answer has 100001 letters"),
+        ('Draft: {"better_response": "A", "score": 4} {"reasoning": {}, "better_response": "B", "sc', "not whole"),
+        ('{"draft": {"better_response": "A", "score": 4}, "final": {"better_response": "B", "sc', "not whole"),
+        (TEXT.replace("5", '"4 (or 3)"'), r"score is '4 \(or 3\)'"),
+        (TEXT.replace("5", '"5 (out of 10)"'), "score is '5"),
+        (TEXT.replace('"A"', '"≠A"'), "better_response is '≠A'"),
     ],
 )
 def test_what_could_be_read_two_ways_is_asked_again(text: str, reason: str) -> None:
@@ -78,20 +84,13 @@ def test_what_could_be_read_two_ways_is_asked_again(text: str, reason: str) -> N
 
 
 def test_what_no_verdict_depends_on_may_be_missing() -> None:
-    for confidence in ("high", None, -0.1, 1.5, [1]):
+    for confidence in ("high", None, -0.1, 1.5, [1], 10**400):
         assert parse(json.dumps(WHOLE | {"confidence": confidence})).confidence is None
     assert parse(json.dumps(WHOLE | {"confidence": "0.7"})).confidence == 0.7
     assert parse(json.dumps(WHOLE | {"reasoning": "none"})).reasoning == {}
     assert parse(json.dumps(WHOLE | {"reasoning": {"overall_quality": 3, "text_quality": "ok"}})).reasoning == {
         "text_quality": "ok"
     }
-
-
-@pytest.mark.parametrize(
-    ("score", "better", "contradicts"), [(4, "A", False), (3, "A", True), (4, "B", True), (3, "B", False)]
-)
-def test_four_and_more_is_a(score: int, better: str, contradicts: bool) -> None:
-    assert parse(json.dumps(WHOLE | {"score": score, "better_response": better})).contradicts is contradicts
 
 
 def test_the_rubric_names_everything_that_the_answer_must_have() -> None:
@@ -102,7 +101,12 @@ def test_the_rubric_names_everything_that_the_answer_must_have() -> None:
 
 
 def test_a_second_reader_answers_with_one_word() -> None:
-    assert [parse_side(text) for text in ("A", "b.", " EQUAL\n", "Answer: **NONE**")] == ["A", "B", "tie", "na"]
+    assert [parse_side(text) for text in ("A", "Response b.", " EQUAL\n", "<think>A?</think>Answer: **NONE**")] == [
+        "A",
+        "B",
+        "tie",
+        "na",
+    ]
     for text in ("", "Response A is better", "A or B", "AB"):
         with pytest.raises(ValueError, match="not one of"):
             parse_side(text)

@@ -18,7 +18,13 @@ def verdicts(wins: dict[str, tuple[int, int]], pairs: int, **changes: object) ->
         flat = np.full(2 * pairs, np.nan)
         flat[:decided] = np.arange(decided) < some
         won[aspect] = flat.reshape(pairs, 2)
-    settings = {"first": "sinkhorn", "second": "static", "budget": (("ocr", 1.0),), "seed": 0, "dropped": 0} | changes
+    settings = {
+        "first": "sinkhorn",
+        "second": "static",
+        "budget": (("ocr", 1.0),),
+        "seed": 0,
+        "model": "gemini",
+    } | changes
     prompts = tuple(f"prompt {k}" for k in range(pairs))
     return Verdicts(indices=tuple(range(pairs)), prompts=prompts, won=won, scores=np.full((pairs, 2), 4.0), **settings)  # type: ignore[arg-type]
 
@@ -45,7 +51,7 @@ def test_the_papers_five_budgets_give_its_means() -> None:
     for row, aspect in zip(table.rows, ASPECTS, strict=True):
         assert [cell.text for cell in row[1:6]] == [f"{rate:.4f}" for rate in JUDGED[aspect]]
         assert row[6].text == f"{JUDGED_MEANS[aspect]:.4f}"
-    assert "judge prefers ReCAST to static: win rate of ReCAST 0.572" in judged.sentences(group)[0]
+    assert "judge gemini prefers ReCAST to static: win rate of ReCAST 0.572" in judged.sentences(group)[0]
     for form in (render.markdown, render.latex, render.comma_separated, render.html):
         assert "0.5718" in form(table)
 
@@ -69,7 +75,7 @@ MANIFEST = {
 
 def test_rates_bias_consistency_and_contradictions_of_four_pairs_by_hand() -> None:
     # Shown as A then as B: the first run wins both, the second wins both, A twice, B twice.
-    found = from_rows(MANIFEST, rows(["AB", "BA", "AA", "BB"], [(6, 1), (2, 5), (4, 3), (3, 1)]))
+    found = from_rows(MANIFEST, rows(["AB", "BA", "AA", "BB"], [(6, 1), (2, 5), (4, 3), (2, 1)]))
     assert found.won[OVERALL].tolist() == [[1, 1], [0, 0], [1, 0], [0, 1]]
     assert found.rate() == 0.5
     assert found.consistency == 0.5
@@ -107,7 +113,11 @@ def test_the_interval_is_that_of_a_binomial_over_prompts() -> None:
     assert low == pytest.approx(0.6 - width, abs=0.003)
     assert high == pytest.approx(0.6 + width, abs=0.003)
     same = interval([consistent, consistent])
-    assert same == (low, high)  # the same prompts in both: no more is known
+    assert same == pytest.approx((low, high), abs=1e-12)  # the same prompts in both: no more is known
+    other = verdicts(dict.fromkeys(ASPECTS, (200, 2000)), 1000)
+    both = interval([consistent, other])
+    assert both[0] < 0.35 < both[1]
+    assert both[1] - both[0] < high - low
     nobody = verdicts(dict.fromkeys(ASPECTS, (0, 0)), 10)
     assert np.isnan(interval([nobody])).all()
     assert np.isnan(nobody.rate())
@@ -133,10 +143,38 @@ def test_the_random_sample_is_as_large_as_the_decisive_one_and_does_not_look_at_
     assert [row for _, row in found["first"]] == [0, 1, 2, 3, 4]
     assert [row for _, row in found["second"]] == [5, 6]
     assert len(found["random"]) == 5
+    assert any(row > 6 for _, row in found["random"])  # most pairs are not decisive
     turned = rows(["BA"] * 5 + ["AB"] * 2 + ["AA"] * 93, [(1, 6)] * 5 + [(6, 1)] * 2 + [(4, 4)] * 93)
     other = judged.sample([from_rows(MANIFEST, turned)], most=5)
-    assert len(other["random"]) == 2
+    assert [row for _, row in other["random"]] == [row for _, row in found["random"]]
     assert len(judged.sample([from_rows(MANIFEST, rows(["AB"] * 50, [(6, 1)] * 50))])["first"]) == judged.SHOWN
+
+
+def test_budgets_count_alike_however_many_seeds_they_have() -> None:
+    many = [verdicts(dict.fromkeys(ASPECTS, (180, 200)), 100, budget=(("ocr", 1.0),), seed=seed) for seed in range(3)]
+    few = verdicts(dict.fromkeys(ASPECTS, (20, 200)), 100, budget=(("ocr", 2.0),))
+    table = judged.win_rates([*many, few])
+    assert table.rows[0][3].text == "0.5000"
+    low, high = interval([*many, few])
+    assert low < 0.5 < high
+    assert "no sure preference between ReCAST and static: win rate of ReCAST 0.500" in judged.sentences([*many, few])[0]
+    assert "prefers static to ReCAST: win rate of ReCAST 0.100" in judged.sentences([few])[0]
+
+
+def test_verdicts_of_two_judges_are_never_pooled() -> None:
+    one, other = (
+        verdicts(dict.fromkeys(ASPECTS, (wins, 200)), 100, model=model) for model, wins in (("x", 150), ("y", 50))
+    )
+    tables = judged.tables([one, other])
+    assert [table.name for table in tables] == [
+        "judged-sinkhorn-static",
+        "judge-sinkhorn-static",
+        "judged-sinkhorn-static-2",
+        "judge-sinkhorn-static-2",
+    ]
+    assert [table.rows[0][1].text for table in tables[::2]] == ["0.7500", "0.2500"]
+    nobody = verdicts(dict.fromkeys(ASPECTS, (0, 0)), 0)
+    assert judged.tables([nobody]) == judged.sentences([nobody]) == []
 
 
 def test_a_damaged_table_is_one_sentence(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_tables_and_the_sentence_have_the_judges_numbers(made: tuple[reports
     assert f"win rate of ReCAST {wanted['overall']:.3f}" in report.found
     assert (folder / "out/tables/judged-sinkhorn-static.csv").is_file()
     shown = CliRunner().invoke(app, ["report", str(folder / "runs"), "--out", str(folder / "again")])
-    assert "Pairwise judge: ReCAST against static" in shown.stdout
+    assert "Pairwise judge known: ReCAST against static" in shown.stdout
     assert (folder / "again/index.html").read_bytes() == (folder / "out/index.html").read_bytes()
 
 
@@ -82,6 +82,7 @@ def test_the_page_says_which_pairs_are_chosen_and_which_are_random(
         lists = view.run(
             """return [...document.querySelectorAll("#judgements .beside > section")].map(section => ({
                 title: section.querySelector("h3").textContent, note: section.querySelector(".note").textContent,
+                said: [...section.querySelectorAll("article .note")].map(p => p.textContent),
                 prompts: [...section.querySelectorAll("article > p:first-child")].map(p => p.textContent)}))"""
         )
         assert [each["title"] for each in lists] == [
@@ -92,6 +93,8 @@ def test_the_page_says_which_pairs_are_chosen_and_which_are_random(
         assert len(lists[0]["prompts"]) == len(lists[1]["prompts"]) == wanted["decisive"]
         assert f"Chosen by the judge: {wanted['decisive']} of {PAIRS} pairs" in lists[0]["note"]
         assert "drawn at random, whoever won" in lists[1]["note"]
+        assert all("order 1: ReCAST, score 6; order 2: ReCAST, score 1" in said for said in lists[0]["said"])
+        assert all("order 1: static, score 1; order 2: static, score 6" in said for said in lists[2]["said"])
         first, second = worths(PAIRS)
         chosen = [int(prompt.split()[1]) for prompt in lists[0]["prompts"]]
         assert all(first[k] - second[k] >= Known.SURE for k in chosen)

@@ -18,7 +18,7 @@ from recast.report import page
 from recast.report.render import Cell, Table
 from recast.report.scores import Scores
 
-STEPS, REWARDS = 10, ("clip", "ocr", "flat", "</script><b>")
+STEPS, REWARDS = 10, ("clip", "ocr", "flat", "</script><!--<script><b>")
 needs_chromium = pytest.mark.skipif(not browser.found(), reason=browser.HOW)
 
 

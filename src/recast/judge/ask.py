@@ -19,8 +19,8 @@ MODEL = "gemini-3.5-flash"
 """The paper's judge, at its OpenAI-compatible address."""
 _VARIABLES = {"generativelanguage.googleapis.com": "GEMINI_API_KEY", "api.openai.com": "OPENAI_API_KEY"}
 VERDICT = "verdict"
-HOPELESS = 4
-"""Calls without any answer after which no more are made."""
+HOPELESS = 16
+"""So many calls dropped in a row, or twice the concurrency if that is more, and no more are made."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ class Judge(Endpoint):
         super().__init__(settings.base_url, variable, retries=settings.tries - 1, **patience)
         if host in _VARIABLES and not self.key():
             raise RecastError(f"the environment has no {variable}: set it to your key for {self.base}")
-        self.answered = self.dropped = 0
+        self.answered = self.row = 0
+        self.reason = ""
 
     def ask_all(self, calls: Sequence[Call], progress: Callable[[Any, int], Any]) -> None:
         """Ask what has no answer yet; a call that fails too often, or is refused for what it holds, is dropped.
@@ -95,7 +96,8 @@ class Judge(Endpoint):
         Every answer is in its log as soon as it is there.
         """
         tries = self.settings.tries
-        todo = [each for each in calls if each.key not in each.log.answers and each.log.failed[each.key] < tries]
+        todo = [each for each in calls if each.key not in each.log.answers and not is_gone(each.log, each.key, tries)]
+        before = self.answered
         self.each(
             self._ask,
             todo,
@@ -104,6 +106,8 @@ class Judge(Endpoint):
             used=lambda call: call.log.failed[call.key],
             drop=self._drop,
         )
+        if todo and self.answered == before and not any(each.log.answers for each in calls):
+            raise RecastError(f"{self.base} has not answered any call: {self.reason}")
 
     def _ask(self, call: Call) -> None:
         tokens = (0, 0)
@@ -118,7 +122,7 @@ class Judge(Endpoint):
             self.cap.give_back()
             if not error.single:
                 raise
-            call.log.failure(call.key, self.excerpt(str(error)), False, refused=True)
+            call.log.refusal(call.key, self.excerpt(str(error)))
             self._drop(call, error)
             return
         except FailedError as error:
@@ -127,21 +131,30 @@ class Judge(Endpoint):
             call.log.failure(call.key, self.excerpt(str(error)), error.billed, tokens)
             raise
         call.log.answer(call.key, answer, tokens)
-        self.answered += 1
+        self.answered, self.row = self.answered + 1, 0
 
     def _read(self, call: Call, reply: Any) -> Any:
         text, cut = self.said(reply)
+        if cut:
+            raise UnreadableError(f"the answer was cut at its longest: {self.excerpt(text)!r}")
         try:
             return call.read(self.redact(text))
-        except ValueError as error:
-            reason = "the answer was cut at its longest" if cut else str(error)
-            raise UnreadableError(f"{reason}: {self.excerpt(text)!r}") from None
+        except Exception as error:  # whatever a model may write, the next call is asked
+            raise UnreadableError(f"{error}: {self.excerpt(text)!r}") from None
 
     def _drop(self, call: Call, error: RecastError) -> None:
-        """Leave a call without answer, unless there has been none at all: then nobody is there to be asked."""
-        self.dropped += 1
-        if not self.answered and self.dropped >= HOPELESS:
-            raise RecastError(f"{self.base} has not answered any of the first calls: {error}")
+        """Leave a call without answer, unless that happens to call after call: then nobody is there to be asked."""
+        call.log.gone.add(call.key)
+        self.row, self.reason = self.row + 1, str(error)
+        if self.row >= max(HOPELESS, 2 * self.concurrency):
+            raise RecastError(
+                f"{self.base} has not answered {self.row} calls in a row: {error}; started again, it goes on"
+            )
+
+
+def is_gone(log: Log, key: Key, tries: int) -> bool:
+    """Whether a call will not be asked again."""
+    return key in log.gone or log.failed[key] >= tries
 
 
 def verdict_call(

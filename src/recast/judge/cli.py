@@ -65,7 +65,7 @@ def judge(
     else:
         raise RecastError("name two runs, or one folder of runs without --out")
     if dry_run:
-        console.print(stage.plan(comparisons), soft_wrap=True)
+        console.print(stage.plan(comparisons, tries), soft_wrap=True)
         return
     settings = Settings(
         model, base_url, key_variable, rubric, concurrency, tries, backoff, timeout, max_tokens, max_calls
@@ -84,7 +84,8 @@ def _show(outcome: object, prices: tuple[float, float] | None) -> None:
         console.print(sentence, soft_wrap=True)
     sent, received = outcome.tokens
     cost = f", ${(sent * prices[0] + received * prices[1]) / 1e6:.2f}" if prices else ""
-    console.print(f"{outcome.calls:,} calls in all, {sent:,} tokens sent and {received:,} received{cost}")
+    tokens = f"{sent:,} tokens sent and {received:,} received{cost}" if sent else "tokens not told by the server"
+    console.print(f"{outcome.calls:,} calls in all, {tokens}")
     dropped = sum(each.dropped for each in outcome.verdicts)
     if dropped:
         console.print(f"{dropped} pairs dropped: a call gave no answer that could be read; --retry tries them again")

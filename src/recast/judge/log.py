@@ -7,13 +7,12 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from recast.errors import RecastError
 
-FOR_GOOD = 10**6
-"""Tries that a call has had which will never be answered."""
 Key = tuple[int, int, str]
 """A call: the number of the pair, the order (0: the first run is shown as A), and what it is about."""
 
@@ -21,55 +20,73 @@ Key = tuple[int, int, str]
 class Log:
     """calls.jsonl of one comparison: answers, failures and tokens; one process writes at a time.
 
-    A line that a kill cut in half is dropped: its call is asked again.
+    A line that a kill cut in half is dropped: its call is asked again. `failed` are the tries of a call that may have
+    been billed, `gone` the calls that will not be asked again. Failures after the last answer were an outage or wrong
+    settings, and count for nothing at the next start; with `forget`, none do.
     """
 
     def __init__(self, path: Path, forget: bool = False) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._lock = path, threading.Lock()
-        self._file = path.open("a+b")
-        _claim(self._file.fileno(), path)
-        self._file.seek(0)
-        whole = self._file.read().rpartition(b"\n")
-        self._file.truncate(len(whole[0]) + len(whole[1]))
-        self.records: list[dict[str, Any]] = [self._read(n, line) for n, line in enumerate(whole[0].splitlines(), 1)]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+            _claim(self._file.fileno(), path)
+            self._file.seek(0)
+            whole = self._file.read().rpartition(b"\n")
+            self._file.truncate(len(whole[0]) + len(whole[1]))
+        except OSError as error:
+            raise RecastError(f"{path}: cannot be written: {error.strerror or error}") from error
+        lines = whole[0].split(b"\n") if whole[0] else []
+        self.records: list[dict[str, Any]] = [self._read(number, line) for number, line in enumerate(lines, 1)]
         self.answers = {_key(each): each["answer"] for each in self.records if "answer" in each}
         self.failed: Counter[Key] = Counter()
-        # Where nothing was ever answered, the settings were wrong and not the calls.
-        for each in self.records if self.answers and not forget else []:
-            if "failed" in each:
-                self.failed[_key(each)] += FOR_GOOD if each.get("refused") else int(each["billed"])
+        last = max((k for k, each in enumerate(self.records) if "answer" in each), default=0)
+        counted = [] if forget else [each for each in self.records[:last] if "failed" in each]
+        self.failed.update(_key(each) for each in counted if each["billed"])
+        self.gone = {_key(each) for each in counted if each.get("refused")}
 
     def _read(self, number: int, line: bytes) -> dict[str, Any]:
         try:
-            record = json.loads(line)
+            record = dict(json.loads(line))
             _key(record)
-        except (ValueError, TypeError, KeyError) as error:
-            raise RecastError(
-                f"{self.path}, line {number}: not a call ({error}); repair or remove that line"
-            ) from error
-        return dict(record)
+            answer: Any = record["answer"] if "answer" in record else record["failed"]
+            tokens = record["tokens"]
+            known = isinstance(record["billed"], bool) and [type(count) for count in tokens] == [int, int]
+            if record["about"] == "verdict" and "answer" in record:
+                known = known and answer["better"] in ("A", "B") and answer["score"] in range(1, 7)
+                known = known and all(isinstance(text, str) for text in answer["reasoning"].values())
+            if not known or not answer:
+                raise ValueError("a field is wrong")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RecastError(f"{self.path}, line {number}: not a call ({error}); remove that line") from error
+        return record
 
     def answer(self, key: Key, answer: Any, tokens: tuple[int, int]) -> None:
         """Keep what a call gave."""
         self._append(key, {"answer": answer, "billed": True}, tokens)
         self.answers[key] = answer
 
-    def failure(
-        self, key: Key, reason: str, billed: bool, tokens: tuple[int, int] = (0, 0), refused: bool = False
-    ) -> None:
-        """Keep that a call gave nothing; what may have been billed counts among its tries, a refusal is the last."""
-        self._append(key, {"failed": reason, "billed": billed} | ({"refused": True} if refused else {}), tokens)
-        self.failed[key] += FOR_GOOD if refused else 1  # one call is on its way once at a time
+    def failure(self, key: Key, reason: str, billed: bool, tokens: tuple[int, int]) -> None:
+        """Keep that a call gave nothing; what may have been billed counts among its tries."""
+        self._append(key, {"failed": reason, "billed": billed}, tokens)
+        self.failed[key] += int(billed)  # one call is on its way once at a time
+
+    def refusal(self, key: Key, reason: str) -> None:
+        """Keep that a call was refused for what it holds: it is not asked again."""
+        self._append(key, {"failed": reason, "billed": False, "refused": True}, (0, 0))
+        self.gone.add(key)
 
     def _append(self, key: Key, fields: Mapping[str, Any], tokens: tuple[int, int]) -> None:
         pair, order, about = key
         record = {"pair": pair, "order": order, "about": about, **fields, "tokens": list(tokens)}
         line = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._lock:
-            self._file.write(line)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            try:
+                self._file.write(line)
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise RecastError(f"{self.path}: cannot be written: {error.strerror or error}") from error
             self.records.append(record)
 
     @property
@@ -84,7 +101,8 @@ class Log:
 
     def close(self) -> None:
         """Let another process write."""
-        self._file.close()
+        with suppress(OSError):  # what could not be written has been said
+            self._file.close()
 
 
 def _key(record: Mapping[str, Any]) -> Key:

@@ -32,9 +32,14 @@ SUMMARY = "comparison_summary"
 SUBSCORES = {"faithfulness": "faithfulness_to_prompt", "aesthetics": "overall_quality"}
 """The two criteria that have win rates of their own."""
 _STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
-_LETTER = re.compile(r"\W*(?:the\s+)?(?:(?:response|image|option)[\s_:\-]*)?([ab])\W*", re.IGNORECASE)
-_SCORE = re.compile(r"\s*([1-6])(?:\.0+)?\s*(?:/\s*6|\([^)]*\))?\s*")
-_WORD = re.compile(r"\W*(?:answer\W+)?(A|B|EQUAL|NONE)\W*", re.IGNORECASE)
+_LETTER = re.compile(
+    r"[\s*_\[(\"'`]*(?:the\s+)?(?:(?:response|image|option)[\s_:\-]*)?([ab])[\s*_\])\"'`:.]*", re.IGNORECASE
+)
+_SCORE = re.compile(r"\s*([1-6])(?:\.0+)?\s*(?:/\s*6|\([^)\d]*\))?\s*")
+_WORD = re.compile(r"[\s*_\"'`]*(?:answer[\s:*]+)?(?:response\s+)?(A|B|EQUAL|NONE)[\s*_\"'`.]*", re.IGNORECASE)
+_KEY = re.compile(r'(?<!\\)"better_response"')
+LONGEST, STARTS = 100_000, 50
+"""Letters of an answer that is read, and opening braces that are tried."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +51,6 @@ class Verdict:
     confidence: float | None
     reasoning: Mapping[str, str]
     rationale: str
-
-    @property
-    def contradicts(self) -> bool:
-        """Whether the score favours the other response: 4 and more is A."""
-        return (self.score >= 4) != (self.better == "A")
 
     def fields(self) -> dict[str, Any]:
         """As the log keeps it."""
@@ -97,7 +97,7 @@ def parse_side(text: str) -> Literal["A", "B", "tie", "na"]:
     >>> parse_side("**B**."), parse_side("equal")
     ('B', 'tie')
     """
-    found = _WORD.fullmatch(text.strip())
+    found = _WORD.fullmatch(text.rpartition("</think>")[2])
     if not found:
         raise ValueError("the answer is not one of A, B, EQUAL, NONE")
     word = found[1].upper()
@@ -111,9 +111,13 @@ def parse(text: str) -> Verdict:
     'A'
     """
     answer = text.rpartition("</think>")[2]  # before it, a model talks to itself
+    if len(answer) > LONGEST:
+        raise ValueError(f"the answer has {len(answer)} letters")
     found = [_verdict(content) for content in _objects(answer) if "better_response" in content]
     if not found:
         raise ValueError("the answer has no whole JSON object with better_response")
+    if len(_KEY.findall(answer)) > len(found):
+        raise ValueError("the answer has another verdict, which is not whole")
     if len({(each.better, each.score) for each in found}) > 1:
         raise ValueError("the answer has two verdicts that differ")
     return found[-1]
@@ -144,7 +148,7 @@ def _confidence(value: Any) -> float | None:
     """A number in [0, 1], or None: nobody's verdict depends on it."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if 0 <= number <= 1 else None
 
@@ -153,7 +157,9 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
     """The JSON objects in a text that are whole, outermost first; commas before a closing bracket are forgiven."""
     decoder = json.JSONDecoder(strict=False, object_pairs_hook=_unique)  # a line break inside a string is no harm
     start = text.find("{")
-    while start >= 0:
+    for _ in range(STARTS):
+        if start < 0:
+            return
         rest = text[start:]
         for candidate in (rest, _STRING_OR_COMMA.sub(lambda match: match[1] or "", rest)):
             try:

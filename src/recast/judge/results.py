@@ -45,6 +45,8 @@ class Verdicts:
     folder: Path | None = None
     images: tuple[str, str] = ("", "")
     """Hashes of what decides the two runs' images (`Scores.identity`)."""
+    model: str = ""
+    rubric: str = ""
 
     def rate(self, aspect: str = OVERALL) -> float:
         """Orderings won by the first run among those decided; NaN without any."""
@@ -83,8 +85,19 @@ class Verdicts:
         return [int(k) for k in np.flatnonzero(sure)]
 
 
+def shares(comparisons: Sequence[Verdicts]) -> Array:
+    """What each comparison counts in a mean: budgets alike, and the seeds of a budget alike."""
+    budgets = [each.budget for each in comparisons]
+    return np.array([1 / budgets.count(budget) / len(set(budgets)) for budget in budgets])
+
+
+def mean_rate(comparisons: Sequence[Verdicts], aspect: str = OVERALL) -> float:
+    """The mean win rate over budgets, each the mean over its seeds."""
+    return float(shares(comparisons) @ np.array([each.rate(aspect) for each in comparisons]))
+
+
 def interval(comparisons: Sequence[Verdicts], aspect: str = OVERALL, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of the mean win rate of some comparisons: prompts are drawn anew, the same ones in all of them."""
+    """95 % interval of `mean_rate`: prompts are drawn anew, the same ones in all comparisons."""
     prompts = sorted({prompt for each in comparisons for prompt in each.prompts})
     if not prompts:
         return float("nan"), float("nan")
@@ -97,7 +110,7 @@ def interval(comparisons: Sequence[Verdicts], aspect: str = OVERALL, seed: int =
     draws = np.random.default_rng(seed).multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)), DRAWS)
     decided = draws @ counts.T
     rates = np.divide(draws @ wins.T, decided, out=np.full(decided.shape, np.nan), where=decided > 0)
-    whole = rates[~np.isnan(rates).any(1)].mean(1)  # a draw without any decided ordering says nothing
+    whole = rates[~np.isnan(rates).any(1)] @ shares(comparisons)  # a draw without any decided ordering says nothing
     low, high = np.quantile(whole, (0.025, 0.975)) if len(whole) else (np.nan, np.nan)
     return float(low), float(high)
 
@@ -147,6 +160,8 @@ def from_rows(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], fo
         status.count("pending"),
         folder,
         (manifest["first"].get("images", ""), manifest["second"].get("images", "")),
+        str(manifest.get("model", "")),
+        str(manifest.get("rubric", "")),
     )
 
 

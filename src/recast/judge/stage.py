@@ -109,24 +109,26 @@ def _comparison(first: Scores, second: Scores, folder: Path, count: int | None) 
     return made
 
 
-def plan(comparisons: Sequence[Comparison]) -> str:
+def plan(comparisons: Sequence[Comparison], tries: int = Settings.tries) -> str:
     """What judging would send, without sending it."""
     pairs = sum(len(each.chosen) for each in comparisons)
-    calls = size = 0
+    calls = size = gone = done = 0
     for each in comparisons:
         path = each.folder / "calls.jsonl"
-        known: Mapping[Any, Any] = {}
+        todo = [(k, order) for k in each.chosen for order in (0, 1)]
         if path.exists():
             log = Log(path)
-            known = log.answers
             log.close()
-        todo = [(k, order) for k in each.chosen for order in (0, 1) if (k, order, VERDICT) not in known]
+            keys = {key: (*key, VERDICT) for key in todo}
+            gone += sum(ask.is_gone(log, key, tries) for key in keys.values())
+            done += sum(key in log.answers for key in keys.values())
+            todo = [k for k, key in keys.items() if key not in log.answers and not ask.is_gone(log, key, tries)]
         calls += len(todo)
         size += sum(each.image(run, k).stat().st_size for k, _ in todo for run in (0, 1))
     return (
         f"{pairs} pairs in {len(comparisons)} comparison(s): {calls} calls to make with {2 * calls} images "
-        f"({size / 1e6:.1f} MB before encoding), {2 * pairs - calls} answered already; besides, at most {4 * pairs} "
-        "short calls without images, where a judge's reasons are not plain"
+        f"({size / 1e6:.1f} MB before encoding), {done} answered already, {gone} dropped; besides, at most {4 * pairs} "
+        "short calls in all without images, where a judge's reasons are not plain"
     )
 
 
@@ -194,6 +196,8 @@ def _claim(comparison: Comparison, settings: Settings, rubric: str) -> None:
         runs[name] = run | {"images": policy.identity()}
     identity = {"model": settings.model, "rubric": hashlib.sha256(rubric.encode()).hexdigest(), **runs}
     path = comparison.folder / "manifest.json"
+    if not path.exists() and (comparison.folder / "calls.jsonl").exists():
+        raise RecastError(f"{comparison.folder} has calls of nobody knows what, without a manifest.json: remove it")
     if path.exists():
         old = artifact.read(path, results.FORMAT)
         names = {"rubric": "rubric", "first": f"run than {comparison.first.folder}"}
@@ -213,7 +217,7 @@ def _collect(comparison: Comparison, log: Log, tries: int) -> Verdicts:
         if all(key in log.answers for key in keys):
             row["status"] = "judged"
         else:
-            row["status"] = "dropped" if any(log.failed[key] >= tries for key in keys) else "pending"
+            row["status"] = "dropped" if any(ask.is_gone(log, key, tries) for key in keys) else "pending"
         row["orders"] = [_order(log, number, order) for order, key in enumerate(keys) if key in log.answers]
         rows.append(row)
     manifest = artifact.read(comparison.folder / "manifest.json", results.FORMAT)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from recast.judge.protocol import SUBSCORES
-from recast.judge.results import ASPECTS, OVERALL, Verdicts, interval
+from recast.judge.results import ASPECTS, OVERALL, Verdicts, interval, mean_rate
 from recast.report.compare import Budget, Pooled
 from recast.report.render import Cell, Table
 from recast.report.sections import budget_name, cell, shown
@@ -23,17 +25,22 @@ def names(verdicts: Verdicts) -> tuple[str, str]:
 
 
 def groups(verdicts: Sequence[Verdicts]) -> list[list[Verdicts]]:
-    """Comparisons of the same two methods, each group in the order of budgets and seeds."""
-    found: dict[tuple[str, str], list[Verdicts]] = {}
+    """Comparisons of the same two methods by the same judge, each group in the order of budgets and seeds."""
+    found: dict[tuple[str, ...], list[Verdicts]] = {}
     for each in sorted(verdicts, key=lambda each: (each.budget, each.seed)):
-        found.setdefault((each.first, each.second), []).append(each)
+        if each.indices:
+            found.setdefault((each.first, each.second, each.model, each.rubric), []).append(each)
     return [found[key] for key in sorted(found)]
 
 
 def tables(verdicts: Sequence[Verdicts]) -> list[Table]:
     """Two tables for every two methods that were compared."""
-    judged = [[each for each in group if each.indices] for group in groups(verdicts)]
-    return [table for group in judged if group for table in (win_rates(group), trust(group))]
+    made, seen = [], Counter[str]()
+    for group in groups(verdicts):
+        for table in (win_rates(group), trust(group)):
+            seen[table.name] += 1  # another judge of the same two
+            made.append(replace(table, name=f"{table.name}-{seen[table.name]}") if seen[table.name] > 1 else table)
+    return made
 
 
 def sentences(verdicts: Sequence[Verdicts]) -> list[str]:
@@ -41,15 +48,12 @@ def sentences(verdicts: Sequence[Verdicts]) -> list[str]:
     found = []
     for group in groups(verdicts):
         pairs = sum(len(each.indices) for each in group)
-        if not pairs:
-            continue
-        (first, second), (low, high) = names(group[0]), interval(group)
-        rate = float(np.mean([each.rate() for each in group if each.indices]))
+        (first, second), (low, high), rate = names(group[0]), interval(group), mean_rate(group)
         verdict = f"has no sure preference between {first} and {second}"
         if low > 0.5 or high < 0.5:
             verdict = f"prefers {first} to {second}" if low > 0.5 else f"prefers {second} to {first}"
         numbers = f"win rate of {first} {rate:.3f} (95 % {low:.3f} to {high:.3f}) in {pairs} pairs"
-        found.append(f"The pairwise judge {verdict}: {numbers}.")
+        found.append(f"The pairwise judge {group[0].model} {verdict}: {numbers}.")
     return found
 
 
@@ -62,10 +66,9 @@ def win_rates(group: Sequence[Verdicts]) -> Table:
     rows = []
     for aspect in ASPECTS:
         found = {budget: [each.rate(aspect) for each in some] for budget, some in budgets.items()}
-        means = [float(np.mean(rates)) for rates in found.values()]
         cells = [_cell(rates) for rates in found.values()]
         low, high = interval(group, aspect)
-        mean, sure = float(np.mean(means)), low > 0.5 or high < 0.5
+        mean, sure = mean_rate(group, aspect), low > 0.5 or high < 0.5
         rows.append((Cell(aspect), *cells, Cell(_number(mean), bold=sure), Cell(f"{_number(low)} to {_number(high)}")))
     notes = (
         f"Orderings won by {first}, of two for every pair; 0.5 is parity. Faithfulness and aesthetics: of "
@@ -73,7 +76,7 @@ def win_rates(group: Sequence[Verdicts]) -> Table:
     )
     header = ("win rate", *map(budget_name, budgets), "mean", "95 % interval")
     slug = f"judged-{group[0].first}-{group[0].second}"
-    return Table(slug, f"Pairwise judge: {first} against {second}", header, tuple(rows), notes)
+    return Table(slug, f"Pairwise judge {group[0].model}: {first} against {second}", header, tuple(rows), notes)
 
 
 def _cell(rates: Sequence[float]) -> Cell:
@@ -116,17 +119,17 @@ def trust(group: Sequence[Verdicts]) -> Table:
     )
     header = ("λ", "seed", "pairs", "dropped", "overall, 95 %", "consistent", "first shown", "contradictions")
     name = f"judge-{group[0].first}-{group[0].second}"
-    title = f"How far the judge can be trusted: {first} against {second}"
+    title = f"How far the judge {group[0].model} can be trusted: {first} against {second}"
     return Table(name, title, (*header, "decided", "decisive"), tuple(rows), notes)
 
 
 def sample(group: Sequence[Verdicts], most: int = SHOWN, seed: int = 0) -> dict[str, list[tuple[Verdicts, int]]]:
-    """Decisive wins of the first and of the second method, and as many as of the first at random, whoever won them."""
+    """Decisive wins of the first and of the second method, and as many as of the more frequent at random."""
     rng = np.random.default_rng(seed)
     everything = [(each, row) for each in group for row in range(len(each.indices))]
     won = [(each, row) for each in group for row in each.decisive()]
     lost = [(each, row) for each in group for row in each.decisive(second=True)]
-    size = min(most, len(won) or len(lost))
+    size = min(most, max(len(won), len(lost)))
     drawn = {"first": won, "second": lost, "random": everything}
     return {
         name: [pool[k] for k in sorted(rng.permutation(len(pool))[: size if name == "random" else most])]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from recast.core.curves import GainCurves
+from recast.errors import RecastError
 from recast.judge.results import Verdicts
 from recast.report import judged
 from recast.report.compare import Budget
@@ -46,7 +47,7 @@ def page(
         "gallery": _gallery(gallery),
         "judged": list(judged),
     }
-    text = json.dumps(data, allow_nan=False).replace("</", "<\\/")  # no prompt may end the script
+    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")  # no prompt may end the script, or comment it out
     template = (files("recast.report") / "data/page.html").read_text(encoding="utf-8")
     return template.replace("__DATA__", text)
 
@@ -123,6 +124,8 @@ def _embedded(path: Path) -> str:
     """An image as a data URL, small enough for a page with many."""
     from PIL import Image
 
+    if not path.is_file():
+        raise RecastError(f"{path} is missing: run recast evaluate again, which makes what is not there")
     with Image.open(path) as image:
         if max(image.size) <= SMALL:
             return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()

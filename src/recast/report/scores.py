@@ -75,10 +75,11 @@ class Scores:
 def read_rows(path: Path, maker: str = "recast evaluate") -> list[dict[str, Any]]:
     """The objects of a JSONL file that `maker` wrote; a line that is none is an error."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise RecastError(f"{path}: cannot be read: {error.strerror or error}; run {maker} first") from error
     rows = []
+    lines = text.removesuffix("\n").split("\n") if text else []  # a prompt may hold other line ends
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))

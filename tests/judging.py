@@ -96,7 +96,7 @@ class Known:
             "score": self._text(body).replace('"score": ', '"score": 4.5, "old": '),
         }
         if kind == "429":
-            return ("after", 0)
+            return ("after", 0.01)
         if kind == "empty":
             return ("chat", {"message": {"role": "assistant", "content": None}})
         return ("chat", {"message": {"content": said[kind]}}) if kind in said else kind

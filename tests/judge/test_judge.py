@@ -318,6 +318,16 @@ def test_a_log_that_is_none_is_one_sentence(server: Server, tmp_path: Path) -> N
         stage.judge([comparison], settings(server), silent)  # type: ignore[arg-type]
 
 
+def test_a_call_that_hangs_is_asked_again(server: Server, tmp_path: Path) -> None:
+    ours, static, first, second = two_runs(tmp_path, 3)
+    Known(server)
+    server.script = ["hang"]
+    stage.judge([stage.two(ours, static, None)], settings(server, timeout=0.5), silent)  # type: ignore[arg-type]
+    check(ours / "verdicts" / "static", expected(first, second))
+    log = (ours / "verdicts" / "static" / "calls.jsonl").read_text()
+    assert log.count("TimeoutError") == 1
+
+
 def test_two_processes_never_pay_for_the_same_pairs(server: Server, tmp_path: Path) -> None:
     ours, static, *_ = two_runs(tmp_path, 40)
     Known(server)
@@ -344,7 +354,7 @@ def test_a_folder_of_runs_is_judged_pair_by_matched_pair(server: Server, tmp_pat
     assert CliRunner().invoke(app, command).exit_code == 0
     for seed in (0, 1):
         assert len(load(tmp_path / "sweep" / f"sinkhorn-s{seed}" / "verdicts" / f"static-s{seed}").indices) == 5
-    capped = CliRunner().invoke(app, ["judge", str(tmp_path / "sweep"), "--base-url", server.url, "--max-calls", "30"])
+    capped = CliRunner().invoke(app, [*command[:-2], "--max-calls", "26", "--concurrency", "1"])
     assert capped.exit_code == 2
     folders = [tmp_path / "sweep" / f"sinkhorn-s{seed}" / "verdicts" / f"static-s{seed}" for seed in (0, 1)]
     assert abs(len(load(folders[0]).indices) - len(load(folders[1]).indices)) <= 1  # in turns

@@ -23,7 +23,7 @@ def measured(split: str) -> tuple[int, int, int]:
 
 
 def test_the_file_is_large_varied_and_half_unseen() -> None:
-    assert len(ROWS) >= 120
+    assert len({row["text"] for row in ROWS}) == len(ROWS) >= 120
     assert 2 * sum(row["split"] == "unseen" for row in ROWS) >= len(ROWS)
     labels = Counter(row["label"] for row in ROWS)
     assert set(labels) == {"A", "B", "tie", "na"}
@@ -31,11 +31,11 @@ def test_the_file_is_large_varied_and_half_unseen() -> None:
 
 
 def test_precision_and_coverage_are_those_of_the_docs() -> None:
-    assert measured("seen") == (220, 112, 112)
-    assert measured("unseen") == (220, 143, 136)
+    assert measured("seen") == (219, 111, 111)
+    assert measured("unseen") == (219, 142, 135)
     text = (Path(__file__).parents[2] / "docs" / "judge.md").read_text(encoding="utf-8")
-    assert "| unseen | 220 | 143 (65 %) | 136 (95.1 %) |" in text
-    assert "| seen | 220 | 112 (51 %) | 112 (100 %) |" in text
+    assert "| unseen | 219 | 142 (65 %) | 135 (95.1 %) |" in text
+    assert "| seen | 219 | 111 (51 %) | 111 (100 %) |" in text
 
 
 def test_swapping_the_names_swaps_the_side() -> None:

@@ -25,8 +25,8 @@ from recast.errors import RecastError
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 PERHAPS_MADE = (408, 500, 502, 504)
 """Of these, the ones after which an answer may have been made and billed all the same."""
-BUSY = (429, 503, 529)
-"""Of these, the ones that are meant for everybody who asks."""
+BUSY = (429, 529)
+"""Of these, the ones that are meant for everybody who asks, as is any that says when to come back."""
 LONGEST_WAIT, LONGEST_ASKED = 60.0, 3600.0
 """Seconds between tries as we choose them, and as a server may ask for."""
 Item = TypeVar("Item")
@@ -133,7 +133,8 @@ class Endpoint:
                 reason = f"{self.base} refused {about} with status {error.code}: {said}"
                 raise RefusedError(reason, error.code) from None
             asked = _seconds(error.headers.get("Retry-After"))
-            raise FailedError(f"status {error.code}", error.code in PERHAPS_MADE, asked, error.code in BUSY) from None
+            busy = error.code in BUSY or asked > 0
+            raise FailedError(f"status {error.code}", error.code in PERHAPS_MADE, asked, busy) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             # Before the request was sent it is a URLError; a timeout, reset or half a reply comes after.
             sent = not isinstance(error, urllib.error.URLError)
@@ -220,7 +221,8 @@ class Endpoint:
                 if tries[number] <= self.retries:
                     due = self._due(max(0, tries[number] - 1), error)
                     heappush(waiting, (due, number))
-                    hold = max(hold, due) if error.busy else hold
+                    if error.busy:  # where the server says how long, all wait that long
+                        hold = max(hold, min(due, time.monotonic() + error.wait) if error.wait else due)
                 elif drop is not None:
                     yield number, drop(items[number], error)
                 else:

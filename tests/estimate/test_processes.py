@@ -34,7 +34,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def test_killed_with_signal_9_at_several_points(undisturbed: bytes, tmp_path: Path) -> None:
-    for wanted in (1, 3, 4):
+    for wanted in (1, 4):
         process = subprocess.Popen(recast(*MIXTURE, out=tmp_path), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
         while len(list(tmp_path.glob("shards/*.safetensors"))) < wanted and process.poll() is None:
             time.sleep(0.002)

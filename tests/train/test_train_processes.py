@@ -84,7 +84,8 @@ def scored(out: Path) -> list[str]:
 
 
 def test_killed_at_several_points_and_started_again(folder: Path) -> None:
-    out, noisy = folder / "killed", ENVIRONMENT | {"NOISE": "1"}
+    out, whole, noisy = folder / "killed", folder / "noisy", ENVIRONMENT | {"NOISE": "1"}
+    beside = subprocess.Popen(command(whole), env=noisy, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run(command(out), -signal.SIGKILL, FATAL="4", NOISE="1")  # while the second epoch is scored
     waited: subprocess.Popen[bytes] = subprocess.Popen(command(out), env=noisy, stderr=subprocess.DEVNULL)
     while not list((out / "checkpoints").glob(".epoch-00003.tmp")) and waited.poll() is None:
@@ -92,8 +93,7 @@ def test_killed_at_several_points_and_started_again(folder: Path) -> None:
     waited.kill()  # while the third checkpoint is written
     assert waited.wait() == -signal.SIGKILL
     run(command(out), NOISE="1")
-    whole = folder / "noisy"
-    run(command(whole), NOISE="1")
+    assert beside.wait() == 0
     assert adapters(out) == adapters(whole)
     assert lines(out) == lines(whole)
     assert [row["epoch"] for row in lines(out)] == [1, 2, 3, 4]

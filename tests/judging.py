@@ -162,3 +162,9 @@ def expected(first: Sequence[int], second: Sequence[int], without: Sequence[int]
         "contradictions": sum((first[k] >= second[k]) + (second[k] >= first[k]) for k in kept if k % 50 == 0),
         "decisive": sum(first[k] - second[k] >= Known.SURE and k % 50 != 0 for k in kept),
     }
+
+
+def two_runs(folder: Path, count: int) -> tuple[Path, Path, list[int], list[int]]:
+    """A run of each method, and the worths of their pictures."""
+    first, second = worths(count)
+    return make_run(folder / "ours", "sinkhorn", first), make_run(folder / "static", "static", second), first, second

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from judging import Known, expected, make_run, worths
+from judging import Known, expected, make_run, two_runs, worths
 from recast.cli import app
 from recast.errors import RecastError
 from recast.judge import stage
@@ -43,11 +43,6 @@ def settings(server: Server, **changes: object) -> Settings:
 
 def silent(items: object, title: str, total: int) -> object:
     return items
-
-
-def two_runs(folder: Path, count: int) -> tuple[Path, Path, list[int], list[int]]:
-    first, second = worths(count)
-    return make_run(folder / "ours", "sinkhorn", first), make_run(folder / "static", "static", second), first, second
 
 
 def check(found: Path, wanted: dict[str, float]) -> None:

@@ -29,8 +29,8 @@ CRITERIA = (
     "overall_quality",
 )
 SUMMARY = "comparison_summary"
-SUBSCORES = {"faithfulness": "faithfulness_to_prompt", "aesthetics": "overall_quality"}
-"""The two criteria that have win rates of their own."""
+TEXT_OF = {"faithfulness": "faithfulness_to_prompt", "aesthetics": "overall_quality"}
+"""Where the reasons for the two criteria with win rates of their own stand."""
 _STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
 _LETTER = re.compile(
     r"[\s*_\[(\"'`]*(?:the\s+)?(?:(?:response|image|option)[\s_:\-]*)?([ab])[\s*_\])\"'`:.]*", re.IGNORECASE

@@ -18,14 +18,15 @@ import numpy as np
 
 from recast.core import artifact
 from recast.errors import RecastError
-from recast.judge import ask, criteria, protocol, results
+from recast.judge import ask, criteria, protocol
 from recast.judge.ask import VERDICT, Call, CapError, Judge, Settings
 from recast.judge.log import Log
-from recast.judge.protocol import SUBSCORES
-from recast.judge.results import OVERALL, Verdicts
+from recast.judge.protocol import TEXT_OF
 from recast.report import compare
 from recast.report import stage as reports
+from recast.report import verdicts as verdicts_file
 from recast.report.scores import Scores
+from recast.report.verdicts import OVERALL, Verdicts
 
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
@@ -185,7 +186,7 @@ def _side_calls(comparisons: Sequence[Comparison], logs: Sequence[Log]) -> list[
 def _reasons(verdict: Mapping[str, Any] | None) -> dict[str, str]:
     """The texts of the two criteria, where the judge wrote any."""
     texts = {} if verdict is None else verdict["reasoning"]
-    return {name: texts[key] for name, key in SUBSCORES.items() if texts.get(key, "").strip()}
+    return {name: texts[key] for name, key in TEXT_OF.items() if texts.get(key, "").strip()}
 
 
 def _claim(comparison: Comparison, settings: Settings, rubric: str) -> None:
@@ -199,12 +200,12 @@ def _claim(comparison: Comparison, settings: Settings, rubric: str) -> None:
     if not path.exists() and (comparison.folder / "calls.jsonl").exists():
         raise RecastError(f"{comparison.folder} has calls of nobody knows what, without a manifest.json: remove it")
     if path.exists():
-        old = artifact.read(path, results.FORMAT)
+        old = artifact.read(path, verdicts_file.FORMAT)
         names = {"rubric": "rubric", "first": f"run than {comparison.first.folder}"}
         names["second"] = f"run than {comparison.second.folder}"
         known = {key: old.get(key) for key in identity}
         artifact.same(known, identity, f"{comparison.folder} holds verdicts made", names)
-    artifact.write(path, results.FORMAT, identity)
+    artifact.write(path, verdicts_file.FORMAT, identity)
 
 
 def _collect(comparison: Comparison, log: Log, tries: int) -> Verdicts:
@@ -220,9 +221,9 @@ def _collect(comparison: Comparison, log: Log, tries: int) -> Verdicts:
             row["status"] = "dropped" if any(ask.is_gone(log, key, tries) for key in keys) else "pending"
         row["orders"] = [_order(log, number, order) for order, key in enumerate(keys) if key in log.answers]
         rows.append(row)
-    manifest = artifact.read(comparison.folder / "manifest.json", results.FORMAT)
-    verdicts = results.from_rows(manifest, rows, comparison.folder)
-    results.save(comparison.folder, verdicts, rows, {"calls": log.calls, "tokens": list(log.tokens)})
+    manifest = artifact.read(comparison.folder / "manifest.json", verdicts_file.FORMAT)
+    verdicts = verdicts_file.from_rows(manifest, rows, comparison.folder)
+    verdicts_file.save(comparison.folder, verdicts, rows, {"calls": log.calls, "tokens": list(log.tokens)})
     return verdicts
 
 
@@ -230,7 +231,7 @@ def _order(log: Log, number: int, order: int) -> dict[str, Any]:
     """One answered ordering: what was said, and who won, as 1 for the first run, 0 for the second, None for nobody."""
     verdict = log.answers[number, order, VERDICT]
     sides = {OVERALL: verdict["better"]}
-    for name in SUBSCORES:
+    for name in TEXT_OF:
         text = _reasons(verdict).get(name, "")
         sides[name] = criteria.side(text) or log.answers.get((number, order, name))
     won = {name: {"A": 1 - order, "B": order}.get(side or "") for name, side in sides.items()}

@@ -14,12 +14,12 @@ import numpy as np
 
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
-from recast.judge.results import Verdicts
 from recast.report import judged
 from recast.report.compare import Budget
 from recast.report.render import Table, html
 from recast.report.scores import Scores
 from recast.report.sections import budget_name, shown
+from recast.report.verdicts import Verdicts
 
 PICTURES = 96
 """Prompts in the gallery: the first ones, whatever their scores."""
@@ -35,7 +35,7 @@ def page(
     budget: Mapping[str, float],
     training: Sequence[Mapping[str, Any]],
     gallery: Sequence[Scores],
-    judged: Sequence[Mapping[str, Any]] = (),
+    pairs: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The whole page as text."""
     data = {
@@ -45,7 +45,7 @@ def page(
         "curves": None if curves is None else _curves(curves, budget),
         "training": list(training),
         "gallery": _gallery(gallery),
-        "judged": list(judged),
+        "judged": list(pairs),
     }
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")  # no prompt may end the script, or comment it out
     template = (files("recast.report") / "data/page.html").read_text(encoding="utf-8")

@@ -14,12 +14,11 @@ import numpy as np
 from recast.core import artifact
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
-from recast.judge import results
-from recast.judge.results import Verdicts
 from recast.report import compare, judged, page, render, sections
 from recast.report.compare import AGGREGATE, Run
 from recast.report.render import Table
 from recast.report.scores import Scores, read_rows
+from recast.report.verdicts import Verdicts, load
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ def _verdicts(folders: Sequence[Path], policies: Sequence[Scores]) -> list[Verdi
     now = {(each.method, tuple(each.budget.items()), each.seed): each.identity() for each in policies}
     found = []
     for place in sorted(places):
-        verdicts = results.load(place)
+        verdicts = load(place)
         keys = [(method, verdicts.budget, verdicts.seed) for method in (verdicts.first, verdicts.second)]
         if any(now.get(key, images) != images for key, images in zip(keys, verdicts.images, strict=True)):
             warnings.warn(f"{place} judged other images than are there now: left out; judge again", stacklevel=3)

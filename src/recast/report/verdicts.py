@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from recast.core import artifact
 from recast.errors import RecastError
-from recast.judge.protocol import SUBSCORES
 from recast.report.compare import Budget
 from recast.report.scores import read_rows
 
 FORMAT, SUMMARY_FORMAT = "recast.verdicts", "recast.verdicts.summary"
 OVERALL = "overall"
+SUBSCORES = ("faithfulness", "aesthetics")
+"""The criteria that have win rates of their own."""
 ASPECTS = (OVERALL, *SUBSCORES)
 DRAWS = 2000
 Array = NDArray[np.float64]

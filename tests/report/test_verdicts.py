@@ -7,8 +7,8 @@ import pytest
 
 from paper_results import BUDGETS, JUDGED, JUDGED_MEANS, TRAINED
 from recast.errors import RecastError
-from recast.judge.results import ASPECTS, OVERALL, Verdicts, from_rows, interval, load, summary
 from recast.report import judged, render
+from recast.report.verdicts import ASPECTS, OVERALL, Verdicts, from_rows, interval, load, summary
 
 
 def verdicts(wins: dict[str, tuple[int, int]], pairs: int, **changes: object) -> Verdicts:

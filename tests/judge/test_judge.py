@@ -391,6 +391,7 @@ def test_runs_that_do_not_match_are_one_sentence(server: Server, tmp_path: Path)
         return result.output
 
     assert "were evaluated on other prompts or seeds" in said(ours, other)
+    assert "nowhere is no folder: name two runs" in said(ours, tmp_path / "nowhere")
     assert "are the same run: name two" in said(ours, ours / "scores")
     assert "name two runs, or one folder of runs" in said(ours, static, other)
     assert "--methods takes two of them" in said(tmp_path, "--methods", "static")

@@ -70,6 +70,9 @@ class Outcome:
 
 def two(first: Path, second: Path, out: Path | None, count: int | None = None) -> Comparison:
     """Two evaluated runs; the verdicts go to FIRST/verdicts/SECOND unless told."""
+    for path in (first, second):
+        if not path.is_dir():
+            raise RecastError(f"{path} is no folder: name two runs that recast evaluate has filled")
     policies = [Scores.load(path) for path in (first, second)]
     if policies[0].folder.resolve() == policies[1].folder.resolve():
         raise RecastError(f"{first} and {second} are the same run: name two")

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from recast import config, propose
+from recast import config
 from recast.core import artifact
-from recast.estimate import stage, worlds
-from recast.estimate.shards import Shard
+from recast.estimate import from_rollouts, stage, worlds
+from recast.propose.stage import propose
 from recast.weigh import weigh
 
 RESULTS = Path(__file__).parent / "results"
@@ -74,11 +74,11 @@ def bare(world: worlds.World, calls: list[tuple[int, float]]) -> float:
 
 def rate(folder: Path) -> float:
     """Velocity evaluations a second of the stage over those of the bare loop."""
-    world = worlds.load(recipe(), folder)
+    world = worlds.open_world(recipe(), folder)
     recorded = Recorded(world.velocity(world.names[0]))
-    world.velocity = lambda _name: recorded  # type: ignore[method-assign,assignment]
+    world.velocity = lambda _name: recorded  # type: ignore[assignment,method-assign]
     stage.sample_prompt(recipe(), world, world.names[0])
-    world = worlds.load(recipe(), folder)
+    world = worlds.open_world(recipe(), folder)
     ratios = []
     for _ in range(ROUNDS):
         loop = bare(world, recorded.calls)
@@ -95,14 +95,11 @@ def spread(folder: Path, name: str) -> dict[str, float]:
     matrices, times, spent = [], [], 0
     for repeat in range(REPEATS):
         settings = recipe(*SETTINGS[name], f"estimate.seed={repeat}")
-        world = worlds.load(settings, folder)
+        world = worlds.open_world(settings, folder)
         begun = time.perf_counter()
-        found = []
-        for prompt in world.names:
-            scored = stage.sample_prompt(settings, world, prompt).score(world.scorer(prompt))
-            found.append(Shard(scored.scores, scored.evaluations))
+        found = [stage.sample_prompt(settings, world, name).score(world.scorer(name)) for name in world.names]
         times.append(time.perf_counter() - begun)
-        curves = stage.make_curves(settings, world, world.names, found)
+        curves = from_rollouts(settings, world.sigmas, found, world.models)
         spent = sum(shard.evaluations for shard in found)
         matrices.append(weigh(curves, dict.fromkeys(curves.rewards, 1.0)).matrix)
     away = np.abs(np.stack(matrices) - np.mean(matrices, axis=0)).sum(axis=(1, 2)).mean()
@@ -121,7 +118,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        propose.propose(recipe(), folder, silent)
+        propose(recipe(), folder, silent)
         ratio = rate(folder)
         found = {estimator: spread(folder, estimator) for estimator in SETTINGS}
     print(f"the stage makes {ratio:.3f} times the evaluations a second of a bare loop")

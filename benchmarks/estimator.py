@@ -26,7 +26,7 @@ from torch import Tensor
 from recast import estimate
 from recast.core import artifact, renyi, schedule, sinkhorn
 from recast.flow.mixture import score_all
-from recast.flow.worlds import REWARDS, World, exact_mu, mixture_world
+from recast.flow.mixture_prompts import REWARDS, MixturePrompt, exact_mu, mixture_prompt
 
 RESULTS = Path(__file__).parent / "results"
 DIMENSIONS = (2, 32, 256)
@@ -58,7 +58,7 @@ def curves(moments: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 class Problem:
     """One dimension's prompts: worlds, proposals, and the exact normalised gains and W."""
 
-    worlds: list[World]
+    worlds: list[MixturePrompt]
     proposals: list[Tensor]
     gains: np.ndarray
     weights: np.ndarray
@@ -66,7 +66,7 @@ class Problem:
 
 def problem(dimension: int) -> Problem:
     """Seeded worlds of one dimension and their truth."""
-    worlds = [mixture_world(dimension, 6, seed=j) for j in range(PROMPTS)]
+    worlds = [mixture_prompt(dimension, 6, seed=j) for j in range(PROMPTS)]
     proposals = [w.proposal.sample(SAMPLES, torch.Generator().manual_seed(j)) for j, w in enumerate(worlds)]
     levels = schedule.from_shift(STEPS).tolist()
     pairs = enumerate(zip(worlds, proposals, strict=True))

@@ -21,7 +21,7 @@ import torch
 from recast import config
 from recast.core import artifact, renyi
 from recast.core.curves import GainCurves
-from recast.estimate import rollout_levels, rollouts
+from recast.estimate import rollouts
 from recast.flow import sampling, sd3
 from recast.flow.policy import conditioned
 from recast.report import figures
@@ -64,7 +64,7 @@ class World:
 
         velocity = conditioned(self.policy, self.conditions[k])
         with torch.no_grad():
-            levels = [*rollout_levels(self.sigmas), 1.0]
+            levels = [*sampling.rollout_levels(self.sigmas), 1.0]
             return sampling.sample(velocity, noise(), levels, method="ancestral2", noise=noise)
 
     def mu(

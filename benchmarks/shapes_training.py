@@ -26,7 +26,7 @@ REPEATS, SEED = 4, 42
 TRAINED = ("composition", "alignment", "detail", "background")
 HELD_OUT = ("census",)
 CHOICE_SEEDS, SEEDS = (100, 101, 102), (0, 1, 2)
-LONGER = ("train.penalty=1e-4", "train.epochs=48", "train.learning_rate=3e-4")
+LONGER = ("train.kl_weight=1e-4", "train.epochs=48", "train.learning_rate=3e-4")
 
 
 def evaluate(policy: Any, split: str) -> dict[str, float]:
@@ -79,7 +79,7 @@ def jobs(gains: str) -> list[tuple[str, str, str, list[str], str]]:
     """Every run."""
     both = ("static", "sinkhorn")
     found = [
-        ("choice", method, "validation", [f"train.seed={seed}", f"train.normalise={mode}"])
+        ("choice", method, "validation", [f"train.seed={seed}", f"train.normalize={mode}"])
         for seed in CHOICE_SEEDS
         for mode in ("step", "reward")
         for method in both
@@ -104,11 +104,12 @@ def describe(job: Any) -> tuple[str, str, tuple[str, ...]]:
 
 def measure_gains(folder: Path) -> str:
     """Curves of the recipe; the path of gains.json."""
-    from recast import config, propose
+    from recast import config
     from recast.estimate import stage
+    from recast.propose.stage import propose
 
     recipe = config.load(RECIPE)
-    propose.propose(recipe, folder, lambda items, *_: items)
+    propose(recipe, folder, lambda items, *_: items)
     stage.estimate(recipe, folder, lambda items, *_: items)
     return str(folder / "gains.json")
 

@@ -45,7 +45,9 @@ def make(folder: Path, even: bool) -> Trainer:
     recipe = config.load(RECIPE)
     sigmas = sd3.load(recipe.policy).sigmas(recipe.estimate.steps)
     accelerator = stage._accelerator(recipe, folder)
-    rows = prompts.load(recipe.train.prompts, recipe.train.groups)  # one epoch's, so that all embeddings are kept soon
+    rows = prompts.load(
+        recipe.train.prompts, recipe.train.prompts_per_epoch
+    )  # one epoch's, so that all embeddings are kept soon
     return stage.build(recipe, uneven(sigmas, even), rows, accelerator)
 
 
@@ -58,7 +60,7 @@ def bare(trainer: Trainer, calls: int) -> float:
     begun = time.perf_counter()
     for _ in range(calls):
         with torch.no_grad():
-            for _ in range(2 if trainer.settings.penalty > 0 else 1):
+            for _ in range(2 if trainer.settings.kl_weight > 0 else 1):
                 policy.velocity(x, sigma, condition)
         policy.velocity(x, sigma, condition).square().mean().backward()
     return time.perf_counter() - begun

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from recast.core import artifact
-from recast.report.scores import FORMAT
+from recast.evaluate.scores import FORMAT
 from server import Server
 
 BUDGET = {"ocr": 1.0, "clipscore": 2.0}

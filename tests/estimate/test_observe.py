@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from recast import config, propose
+from recast import config
 from recast.cli import app
 from recast.core.curves import GainCurves
-from recast.estimate import planned_evaluations, rollout_levels, stage
+from recast.estimate import stage
 from recast.estimate.plan import plan
+from recast.estimate.rollout import planned_evaluations
+from recast.flow.sampling import rollout_levels
+from recast.propose import stage as propose
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["world.dimension=3", "world.prompts=12", "estimate.steps=5", "estimate.samples=2", "estimate.noisings=2"]

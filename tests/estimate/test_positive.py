@@ -1,7 +1,6 @@
 """Gain curves of rewards that may be negative: clamped or mapped when curves are made, never in the shards."""
 
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +9,10 @@ from recast.config import Recipe
 from recast.core import schedule
 from recast.core.curves import GainCurves
 from recast.errors import ClampWarning
-from recast.estimate import stage
-from recast.estimate.shards import Shard
+from recast.estimate import from_rollouts
+from recast.estimate.shards import Rollouts
 
-RECIPE = Recipe.model_validate({"world": {"kind": "mixture"}})
+RECIPE = Recipe.model_validate({"rewards": {"plain": None, "signed": None}, "prompts": {"count": 4}})
 SIGMAS = schedule.from_shift(4).tolist()
 
 
@@ -25,14 +24,13 @@ class Signed:
         return 1 / (1 + np.exp(-scores))
 
 
-def shards(low: float) -> list[Shard]:
+def shards(low: float) -> list[Rollouts]:
     rng = np.random.default_rng(0)
-    return [Shard(rng.uniform(low, 1, (2, 5, 6, 3)), 10) for _ in range(4)]
+    return [Rollouts(rng.uniform(low, 1, (2, 5, 6, 3)), 10) for _ in range(4)]
 
 
-def curves(found: list[Shard], judges: dict[str, object]) -> GainCurves:
-    world = SimpleNamespace(rewards=("plain", "signed"), judges=judges, sigmas=SIGMAS)
-    return stage.make_curves(RECIPE, world, ["a", "b", "c", "d"], found)  # type: ignore[arg-type]
+def curves(found: list[Rollouts], models: dict[str, object]) -> GainCurves:
+    return from_rollouts(RECIPE, SIGMAS, found, {"plain": object(), "signed": object()} | models)  # type: ignore[arg-type]
 
 
 def test_negative_scores_are_mapped_before_the_mean_over_rollouts() -> None:

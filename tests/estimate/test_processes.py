@@ -58,7 +58,13 @@ def test_two_processes_under_torchrun_give_the_same_bytes(undisturbed: bytes, tm
 
 
 def test_run_under_torchrun_goes_through_all_stages_together(tmp_path: Path) -> None:
-    small = ("prompts.count=3", "estimate.samples=2", "estimate.noisings=1", "train.epochs=1", "train.groups=4")
+    small = (
+        "prompts.count=3",
+        "estimate.samples=2",
+        "estimate.noisings=1",
+        "train.epochs=1",
+        "train.prompts_per_epoch=4",
+    )
     small += ("train.batch=16", "train.trackers=[]", "train.preview_every=0", "evaluate.count=16", "evaluate.steps=2")
     shapes = ("run", str(ROOT / "recipes/shapes.yaml"), *small)
     subprocess.run(

@@ -10,7 +10,7 @@ from recast.core.curves import GainCurves
 from recast.errors import RecastError
 from recast.estimate import rollout as estimate
 from recast.flow.mixture import GaussianMixture, TiltReward, gaussian_divergence, score_all
-from recast.flow.worlds import REWARDS, exact_mu, mixture_world
+from recast.flow.mixture_prompts import REWARDS, exact_mu, mixture_prompt
 
 F = torch.float64
 
@@ -80,7 +80,7 @@ def test_self_rollouts_reach_the_same_curve() -> None:
 @pytest.fixture(scope="module")
 def many_seeds() -> dict[str, np.ndarray]:
     """Gains of 24 runs of either estimator at equal cost, on one 8-dimensional world."""
-    world = mixture_world(8, 6, seed=4)
+    world = mixture_prompt(8, 6, seed=4)
     grid = schedule.from_shift(10)
     clean = world.proposal.sample(8, torch.Generator().manual_seed(0))
     score = score_all(list(world.rewards))
@@ -136,7 +136,7 @@ def test_the_papers_noisings_are_fresh_at_every_level() -> None:
 
 
 def test_evaluations_are_counted_as_they_happen() -> None:
-    world = mixture_world(3, 4, seed=0)
+    world = mixture_prompt(3, 4, seed=0)
     grid = schedule.from_shift(7)
     clean = world.proposal.sample(2, torch.Generator().manual_seed(0))
     for estimator, options in (("coupled", {"noisings": 3, "repeats": 2}), ("paper", {"repeats": 5})):
@@ -156,7 +156,7 @@ def test_evaluations_are_counted_as_they_happen() -> None:
 
 
 def test_samples_may_have_any_shape() -> None:
-    world = mixture_world(12, 4, seed=1)
+    world = mixture_prompt(12, 4, seed=1)
     grid = schedule.from_shift(6)
     flat = world.proposal.sample(3, torch.Generator().manual_seed(0))
     images = flat.view(3, 3, 2, 2)
@@ -191,7 +191,7 @@ def test_no_graph_is_built_through_a_policy_that_has_parameters() -> None:
 
 
 def test_seeds_decide_every_byte() -> None:
-    world = mixture_world(4, 3, seed=2)
+    world = mixture_prompt(4, 3, seed=2)
     clean = world.proposal.sample(4, torch.Generator().manual_seed(0))
     score = score_all(list(world.rewards))
     for estimator in estimate.ESTIMATORS:
@@ -204,7 +204,7 @@ def test_seeds_decide_every_byte() -> None:
 
 
 def test_a_proposals_noise_does_not_depend_on_the_others() -> None:
-    world = mixture_world(4, 3, seed=2)
+    world = mixture_prompt(4, 3, seed=2)
     clean = world.proposal.sample(4, torch.Generator().manual_seed(0))
     score = score_all(list(world.rewards))
     whole = estimate.rollouts(world.policy, clean, [0, 0.3, 0.7, 1], score, noisings=3).scores
@@ -226,7 +226,7 @@ def test_noise_paths_have_the_ancestral_law_and_are_mirrored() -> None:
 
 
 def test_level_zero_is_the_proposals_own_score() -> None:
-    world = mixture_world(4, 3, seed=2)
+    world = mixture_prompt(4, 3, seed=2)
     clean = world.proposal.sample(3, torch.Generator().manual_seed(0))
     own = score_all(list(world.rewards))(clean).numpy()
     for estimator in estimate.ESTIMATORS:
@@ -265,7 +265,7 @@ def test_deterministic_rollouts_are_copies_and_miss_the_curve() -> None:
 
 @pytest.mark.parametrize("grid", [[0, 1], [0, 0.5, 1], [0, 1e-6, 0.999999, 1]])
 def test_tiny_grids_work(grid: list[float]) -> None:
-    world = mixture_world(2, 3, seed=0)
+    world = mixture_prompt(2, 3, seed=0)
     clean = world.proposal.sample(1, torch.Generator().manual_seed(0))
     for estimator in estimate.ESTIMATORS:
         found = estimate.rollouts(
@@ -282,7 +282,7 @@ def test_a_grid_of_one_or_two_steps_still_gets_real_rollouts(steps: int) -> None
     assert walk[-1] == 0.97
     totals = []
     for prompt in range(6):
-        world = mixture_world(8, 6, seed=prompt)
+        world = mixture_prompt(8, 6, seed=prompt)
         clean = world.proposal.sample(8, torch.Generator().manual_seed(prompt))
         found = estimate.rollouts(world.policy, clean, grid, score_all(list(world.rewards)), noisings=48, seed=prompt)
         exact = exact_mu(world, clean, grid.tolist(), 512, seed=prompt)
@@ -309,7 +309,7 @@ def test_the_estimate_of_a_whole_world_is_close_to_its_truth() -> None:
     grid = schedule.from_shift(10)
     mu, truth = [], []
     for prompt in range(8):
-        world = mixture_world(32, 6, seed=prompt)
+        world = mixture_prompt(32, 6, seed=prompt)
         clean = world.proposal.sample(8, torch.Generator().manual_seed(prompt))
         found = estimate.rollouts(world.policy, clean, grid, score_all(list(world.rewards)), noisings=16, seed=prompt)
         mu.append(found.mu)
@@ -321,7 +321,7 @@ def test_the_estimate_of_a_whole_world_is_close_to_its_truth() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    world = mixture_world(2, 3, seed=0)
+    world = mixture_prompt(2, 3, seed=0)
     clean = world.proposal.sample(2, torch.Generator().manual_seed(0))
     score = score_all(list(world.rewards))
     cases = (

@@ -11,13 +11,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from recast import config, propose
+from recast import config
 from recast.cli import app
 from recast.core import artifact
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
 from recast.estimate import stage, worlds
-from recast.estimate.shards import Shard, Shards
+from recast.estimate.shards import Rollouts, Shards
+from recast.propose import stage as propose
 
 ROOT = Path(__file__).parents[2]
 MIXTURE = ["world.dimension=3", "world.prompts=4", "estimate.steps=5", "estimate.samples=2", "estimate.noisings=2"]
@@ -192,7 +193,7 @@ def test_a_broken_shard_is_named(tmp_path: Path) -> None:
 def test_shards_hold_every_score(tmp_path: Path) -> None:
     scores = np.random.default_rng(0).random((2, 3, 4, 5))
     shards = Shards(tmp_path, {"a": {"b": 1}})
-    shards.write("x", Shard(scores, 7), "hash")
+    shards.write("x", Rollouts(scores, 7), "hash")
     found = shards.read("x", "hash")
     assert np.array_equal(found.scores, scores)
     assert found.evaluations == 7

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from recast.core import schedule
 from recast.errors import RecastError
-from recast.estimate import rollout_levels
 from recast.flow import sampling
 from recast.flow.mixture import GaussianMixture
+from recast.flow.sampling import rollout_levels
 
 F = torch.float64
 

@@ -19,7 +19,7 @@ from recast.cli import app
 from recast.errors import RecastError
 from recast.judge import stage
 from recast.judge.ask import Settings
-from recast.report.verdicts import load
+from recast.judge.verdicts import load
 from server import Server, serve
 
 KEY = 'sk-"loop"back/7'

@@ -14,9 +14,9 @@ from PIL import Image
 
 from recast import GainCurves
 from recast.core import schedule, sinkhorn
+from recast.evaluate.scores import Scores
 from recast.report import page
 from recast.report.render import Cell, Table
-from recast.report.scores import Scores
 
 STEPS, REWARDS = 10, ("clip", "ocr", "flat", "</script><!--<script><b>")
 needs_chromium = pytest.mark.skipif(not browser.found(), reason=browser.HOW)

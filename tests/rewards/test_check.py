@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from recast.cli import app
 from recast.errors import RecastError
-from recast.rewards import NAMES, base, catalog, check
+from recast.rewards import NAMES, base, catalog, check, checkpoints
 from recast.rewards.ocr import OCR
 
 
@@ -107,10 +107,9 @@ def test_what_is_there_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
     path.parent.mkdir(parents=True)
     path.touch()
     assert address.missing() is None
-    from recast.rewards import weights
 
-    assert weights.cached(catalog.AESTHETIC) == path
-    assert weights.find(catalog.AESTHETIC, "") == path
+    assert checkpoints.cached(catalog.AESTHETIC) == path
+    assert checkpoints.find(catalog.AESTHETIC, "") == path
 
     files = catalog.Files("owner/name", ("*.bin",), "model.bin")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: str(path))

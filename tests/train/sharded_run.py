@@ -19,8 +19,15 @@ from recast.train.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
-    *("train.groups=2", "train.images=4", "train.batch=4", "train.fraction=0.5", "train.rank=4", "train.alpha=8"),
-    *("train.sample_batch=4", "train.micro_batch=4", "train.learning_rate=1e-3", "train.penalty=0.1"),
+    *(
+        "train.prompts_per_epoch=2",
+        "train.images_per_prompt=4",
+        "train.batch=4",
+        "train.fraction=0.5",
+        "train.rank=4",
+        "train.alpha=8",
+    ),
+    *("train.sample_batch=4", "train.micro_batch=4", "train.learning_rate=1e-3", "train.kl_weight=0.1"),
 ]
 
 

@@ -49,7 +49,7 @@ def test_budgets_that_do_not_mean_what_they_say() -> None:
     said = advice({"loud": noise(0), "quiet": noise(1, 0.01)}, loud=1, quiet=3)
     assert "quiet has 75% of the budget but" in said
     assert "loud has 25% of the budget but" in said
-    assert "train.normalise=reward" in said
+    assert "train.normalize=reward" in said
 
 
 def test_conflicts_and_twins() -> None:

@@ -25,7 +25,13 @@ ADAPTERS = ("default", "old", "ema")
 def command(out: Path, *more: str, launcher: tuple[str, ...] = ()) -> list[str]:
     out.mkdir(parents=True, exist_ok=True)
     recipe = [
-        *(str(ROOT / "recipes/shapes.yaml"), "train.epochs=4", "train.groups=2", "train.images=4", "train.batch=4"),
+        *(
+            str(ROOT / "recipes/shapes.yaml"),
+            "train.epochs=4",
+            "train.prompts_per_epoch=2",
+            "train.images_per_prompt=4",
+            "train.batch=4",
+        ),
         *("train.fraction=0.5", "train.rank=4", "train.alpha=8", "train.sample_batch=4", "train.micro_batch=4"),
         *(
             "train.save_every=1",

@@ -16,17 +16,25 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from recast import GainCurves, WeightMatrix, config, prompts, propose, weigh
+from recast import GainCurves, WeightMatrix, config, prompts, weigh
 from recast.errors import RecastError
+from recast.propose import stage as propose
 from recast.train import advantage, groups, nft, reweigh, stage, trainer
 from recast.train.checkpoint import Position, all_of
 from recast.train.trainer import StoppedError, Trainer
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
-    *("train.epochs=3", "train.groups=2", "train.images=4", "train.batch=4", "train.fraction=0.5", "train.rank=4"),
+    *(
+        "train.epochs=3",
+        "train.prompts_per_epoch=2",
+        "train.images_per_prompt=4",
+        "train.batch=4",
+        "train.fraction=0.5",
+        "train.rank=4",
+    ),
     *("train.sample_batch=8", "train.micro_batch=4", "train.preview_every=0", "train.save_every=1", "train.alpha=8"),
-    *("train.learning_rate=3e-4", "train.normalise=step", "train.penalty=1e-4", "train.ema=0.9", "train.trackers=[]"),
+    *("train.learning_rate=3e-4", "train.normalize=step", "train.kl_weight=1e-4", "train.ema=0.9", "train.trackers=[]"),
     "weigh.budget={composition: 1, detail: 1}",
 ]
 STEPS = 4
@@ -69,7 +77,7 @@ def same(one: Trainer, two: Trainer) -> bool:
 
 def test_one_epoch_by_hand(tmp_path: Path) -> None:
     """Every pair of the epoch in one plain loop, with torch's own AdamW and nothing of the trainer's."""
-    made = make(tmp_path, "train.fraction=1.0", "train.penalty=0.5", "train.learning_rate=0.01")
+    made = make(tmp_path, "train.fraction=1.0", "train.kl_weight=0.5", "train.learning_rate=0.01")
     other = make(tmp_path, "train.fraction=1.0")
     data, rewards = other._rollout(0, lambda *_: None)
     members = torch.arange(8) // 4
@@ -143,7 +151,7 @@ def test_the_order_of_a_sample_s_steps_changes_nothing(tmp_path: Path, monkeypat
 
 def test_without_a_penalty_the_base_is_never_asked(tmp_path: Path) -> None:
     for penalty, expected in (("0", {"old", "default"}), ("0.1", {"old", "default", "base"})):
-        made = make(tmp_path, f"train.penalty={penalty}")
+        made = make(tmp_path, f"train.kl_weight={penalty}")
         asked: set[str] = set()
         velocity = made.policy.velocity
 
@@ -337,9 +345,9 @@ def test_curves_on_another_grid_are_not_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *("train.beta=0.5", "train.form=velocity", "train.advantage_clip=0.5", "train.normalise=reward"),
+        *("train.beta=0.5", "train.form=velocity", "train.advantage_clip=0.5", "train.normalize=reward"),
         *("train.spread=group", "train.decay=0", "train.ema=0", "train.clip_norm=1e-4", "train.weight_decay=0.9"),
-        *("train.epsilon=0.1", "train.betas=[0.5, 0.9]", "train.penalty=5", "train.seed=1", "train.warmup=3"),
+        *("train.epsilon=0.1", "train.betas=[0.5, 0.9]", "train.kl_weight=5", "train.seed=1", "train.warmup=3"),
     ],
 )
 def test_every_setting_reaches_the_training(tmp_path: Path, change: str, undisturbed: dict[str, torch.Tensor]) -> None:
@@ -387,7 +395,7 @@ def test_a_reward_that_draws_at_random_is_resumed_exactly(tmp_path: Path, monkey
 
 
 def test_float16_that_overflows_for_ever_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make(tmp_path, "train.groups=12")  # twelve optimizer steps
+    made = make(tmp_path, "train.prompts_per_epoch=12")  # twelve optimizer steps
     made.accelerator.scaler = SimpleNamespace(scale=lambda loss: loss)  # a CPU has none
     monkeypatch.setattr(type(made.optimizer), "step_was_skipped", property(lambda _: True))
     with pytest.raises(StoppedError, match="overflowed float16 in 10 optimizer steps in a row"):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from recast.errors import RecastError, StaleError
+from recast.errors import RecastError
 
 VERSION = 1
 
@@ -24,7 +24,7 @@ def write(path: str | Path, format: str, fields: Mapping[str, Any]) -> Path:
     """Write `fields` as an artifact of the named format, atomically; returns the path."""
     content = {"format": format, "version": VERSION, **fields}
     try:
-        lines = [f"{json.dumps(key)}: {json.dumps(_plain(value), allow_nan=False)}" for key, value in content.items()]
+        lines = [f"{json.dumps(key)}: {json.dumps(plain(value), allow_nan=False)}" for key, value in content.items()]
     except (TypeError, ValueError) as error:
         raise RecastError(f"{path}: cannot be written as {format}: {error}") from error
     return write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
@@ -70,19 +70,6 @@ def read(path: str | Path, format: str) -> dict[str, Any]:
     return content
 
 
-def same(
-    known: Mapping[str, Any], wanted: Mapping[str, Any], made: str, names: Mapping[str, str] | None = None
-) -> None:
-    """Refuse what was made with other settings, by the first key that differs; `names` are of those known by a hash."""
-    plain = json.loads(json.dumps(_plain(wanted)))
-    # Those that both have first: a setting may bring others with it.
-    for key in sorted({*known, *plain}, key=lambda key: (not (key in known and key in plain), key)):
-        if known.get(key) != plain.get(key):
-            what = f"{key} = {known.get(key)!r}, not {plain.get(key)!r}"
-            what = f"another {names[key]}" if names and key in names else what
-            raise StaleError(f"{made} with {what}: choose another --out, remove it, or give the setting its old value")
-
-
 def field(content: Mapping[str, Any], key: str, path: str | Path) -> Any:
     """One field of an artifact, or an error that names what is missing and what is there."""
     if key not in content:
@@ -110,15 +97,32 @@ def array(content: Mapping[str, Any], key: str, path: str | Path, ndim: int) -> 
     return values
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """`value` as JSON holds it: arrays and tuples as lists, NaN as None, keys as strings."""
     if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, np.generic):
-        return _plain(value.item())
+        return plain(value.item())
     if isinstance(value, float) and value != value:
         return None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
+
+
+def read_rows(path: Path, maker: str) -> list[dict[str, Any]]:
+    """Objects of a JSONL file that the command `maker` wrote; a line that is not one is an error."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecastError(f"{path}: cannot be read: {error.strerror or error}; run {maker} first") from error
+    rows = []
+    lines = text.removesuffix("\n").split("\n") if text else []  # a prompt may hold other line ends
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise RecastError(f"{path}, line {number}: not valid JSON ({error})") from error
+    return rows

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,9 @@ from recast.errors import RecastError
 
 Array = NDArray[np.float64]
 FORMAT = "recast.weights"
+Method = Literal["sinkhorn", "static", "row", "hard", "shared", "reversed", "shuffled"]
+METHODS: tuple[Method, ...] = get_args(Method)
+"""How W can be made from curves and a budget; see `recast.weigh`."""
 
 
 @dataclass(frozen=True, init=False, eq=False)

@@ -1,29 +1,23 @@
-"""Gain curves by rollouts: the estimators, and the stage that runs them over prompts and survives a kill."""
+"""`recast estimate`: gain curves by rollouts, the estimators behind them, and the shards that hold the rollouts."""
 
-from recast.estimate.rollout import (
-    ESTIMATORS,
-    Estimator,
-    Rollouts,
-    Sampled,
-    Scorer,
-    coupled,
-    paper,
-    planned_evaluations,
-    rollout_levels,
-    rollouts,
-    sample,
-)
+from recast.estimate.curves import at_orders, from_rollouts
+from recast.estimate.rollout import ESTIMATORS, Estimator, Sampled, Scorer, coupled, paper, rollouts, sample
+from recast.estimate.shards import Rollouts
+from recast.estimate.stage import sample_prompt
+from recast.estimate.worlds import ImageWorld
 
 __all__ = [
     "ESTIMATORS",
     "Estimator",
+    "ImageWorld",
     "Rollouts",
     "Sampled",
     "Scorer",
+    "at_orders",
     "coupled",
+    "from_rollouts",
     "paper",
-    "planned_evaluations",
-    "rollout_levels",
     "rollouts",
     "sample",
+    "sample_prompt",
 ]

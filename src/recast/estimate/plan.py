@@ -11,7 +11,8 @@ import torch
 
 from recast.config import Recipe
 from recast.estimate import worlds
-from recast.estimate.stage import planned
+from recast.estimate.stage import evaluations_per_prompt
+from recast.flow.generate import TILE
 
 PAPER_ROLLOUTS = 16
 
@@ -34,10 +35,10 @@ def plan(recipe: Recipe, out: Path) -> Plan:
     world = worlds.MixtureWorld(recipe) if recipe.world.kind == "mixture" else worlds.ImageWorld(recipe, out, False)
     count, steps = len(world.names), settings.steps
     paths = settings.noisings if settings.estimator == "coupled" else 1
-    evaluations = count * planned(recipe, world.sigmas)
+    evaluations = count * evaluations_per_prompt(recipe, world.sigmas)
     images = count * settings.samples * (1 + steps * paths * settings.rollouts)
     name = world.names[0]
-    x = torch.randn(worlds.TILE, *world.shape, dtype=world.dtype)
+    x = torch.randn(TILE, *world.shape, dtype=world.dtype)
     velocity, score = world.velocity(name), world.scorer(name)
     with torch.no_grad():
         per_step = _seconds(lambda: velocity(x, 0.5)) / len(x)

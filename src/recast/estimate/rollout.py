@@ -7,7 +7,6 @@ prompts, gains) is `recast.core.renyi`'s business.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from recast.core import schedule
 from recast.errors import RecastError
+from recast.estimate.shards import Rollouts
 from recast.flow import sampling
 from recast.flow.policy import Velocity
 
@@ -27,23 +27,6 @@ Estimator = Literal["coupled", "paper"]
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 Scorer = Callable[[Tensor], "Tensor | Array"]
 """Scores of clean samples by every reward: (B, ...) to (m, B)."""
-
-
-@dataclass(frozen=True)
-class Rollouts:
-    """Scores (m, T+1, S, K) of K rollouts from each of S noised samples at each level.
-
-    Level 0 needs no rollout: its entries repeat the score of x̃_0 itself. `evaluations` counts velocity
-    evaluations, one a sample and step.
-    """
-
-    scores: Array
-    evaluations: int
-
-    @property
-    def mu(self) -> Array:
-        """Conditional rewards μ̂ (m, T+1, S): the mean over rollouts."""
-        return np.asarray(self.scores.mean(axis=-1), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -89,7 +72,7 @@ def sample(
     """Rollouts of one prompt by either estimator, not scored yet.
 
     `coupled`: `noisings` noisings of each proposal, `repeats` rollouts from each (1 is best at α = 2;
-    keep at least 4 otherwise), along `levels` (default `rollout_levels(sigmas)`). `paper`: Alg. 1, one fresh
+    keep at least 4 otherwise), along `levels` (default `sampling.rollout_levels(sigmas)`). `paper`: Alg. 1, one fresh
     noising of each proposal at each level and `repeats` (K) rollouts along the grid with `sampler`
     (default `ancestral`).
     """
@@ -159,7 +142,7 @@ def coupled(
     little noise. Half the paths mirror the other half. Rollouts walk down `levels` (`ancestral2`), not
     the grid; all that stand at one level take their step as one batch.
     """
-    walk = _check_levels(rollout_levels(grid) if levels is None else levels)
+    walk = _check_levels(sampling.rollout_levels(grid) if levels is None else levels)
     every = sorted({*grid, *walk})
     path = dict(zip(every, _noise_paths(clean, every, noisings, repeats, seed), strict=True))
     stacked = clean.repeat_interleave(noisings, dim=0)[:, None].expand_as(path[0.0])
@@ -198,31 +181,6 @@ class _Front:
     correct: float = 0.0
 
 
-def rollout_levels(sigmas: ArrayLike, spacing: float = 0.8, highest: float = 0.97, lowest: float = 0.02) -> list[float]:
-    """Levels that rollouts visit, at most `spacing` apart in log-SNR: where x̂0 changes, 0 included.
-
-    A sampler's own grid is dense near σ = 1, where little happens, and takes its last step from 0.1 or
-    more to almost 0, where fine detail is decided. So each level is followed by the farthest grid level
-    within `spacing`, and a wider gap is filled evenly. A smaller spacing costs more and errs less.
-    """
-    if not (spacing > 0 and 0 < lowest < highest < 1):
-        raise RecastError(
-            f"rollout levels need spacing > 0 and 0 < lowest < highest < 1, not {spacing:g}, {lowest:g}, {highest:g}"
-        )
-    candidates = [s for s in schedule.grid(sigmas)[::-1].tolist() if lowest < s <= highest] + [lowest]
-    # Without a grid level near the top, rollouts would fall from σ = 1 to the first one in a single step.
-    visited = candidates[:1] if _log_snr(candidates[0]) - _log_snr(highest) <= spacing else [highest]
-    while visited[-1] != lowest:
-        here = _log_snr(visited[-1])
-        below = [s for s in candidates if s < visited[-1]]
-        within = [s for s in below if _log_snr(s) - here <= spacing]
-        target = within[-1] if within else below[0]
-        parts = math.ceil((_log_snr(target) - here) / spacing)
-        between = np.linspace(here, _log_snr(target), parts + 1)[1:-1]
-        visited += [float(1 / (1 + math.exp(value))) for value in between] + [target]
-    return [0.0, *visited[::-1]]
-
-
 def planned_evaluations(
     sigmas: ArrayLike, estimator: Estimator, samples: int, noisings: int, repeats: int, levels: Sequence[float] | None
 ) -> int:
@@ -230,13 +188,9 @@ def planned_evaluations(
     grid = schedule.grid(sigmas).tolist()
     if estimator == "paper":
         return samples * repeats * ((len(grid) - 1) * len(grid) // 2)
-    walk = _check_levels(rollout_levels(grid) if levels is None else levels)
+    walk = _check_levels(sampling.rollout_levels(grid) if levels is None else levels)
     steps = sum(1 + sum(0 < level < start for level in walk) for start in grid[1:])
     return samples * noisings * repeats * int(steps)
-
-
-def _log_snr(sigma: float) -> float:
-    return math.log(1 / sigma - 1)
 
 
 def _check_levels(levels: Sequence[float]) -> list[float]:

@@ -18,7 +18,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
+from recast import identity
 from recast.core import artifact
 from recast.errors import RecastError
 
@@ -28,8 +31,12 @@ STALE = 120.0
 
 
 @dataclass(frozen=True)
-class Shard:
-    """Scores (m, T+1, S, K) of a prompt's rollouts, and the velocity evaluations they took."""
+class Rollouts:
+    """Scores (m, T+1, S, K) of K rollouts from each of the S noised samples of a prompt, at every level.
+
+    Level 0 needs no rollout: its entries repeat the score of the proposal itself. `evaluations` is the number of
+    velocity evaluations spent, one per sample and step.
+    """
 
     scores: NDArray[np.float64]
     evaluations: int
@@ -46,10 +53,10 @@ class Shards:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = folder
         path = folder / "manifest.json"
-        flat = flatten(settings)
+        flat = identity.flatten(settings)
         if path.exists():
             known = artifact.mapping(artifact.read(path, FORMAT), "settings", path)
-            artifact.same(known, flat, f"{folder} holds rollouts made")
+            identity.require_same(known, flat, f"{folder} holds rollouts made")
         else:
             artifact.write(path, FORMAT, {"settings": flat})
 
@@ -102,22 +109,18 @@ class Shards:
         finally:
             probe.unlink(missing_ok=True)
 
-    def write(self, name: str, shard: Shard, inputs: str) -> None:
+    def write(self, name: str, rollouts: Rollouts, inputs: str) -> None:
         """Keep a prompt's scores; `inputs` is the hash of the proposals they came from."""
-        from safetensors.numpy import save
-
-        tensors = {"scores": np.ascontiguousarray(shard.scores), "evaluations": np.array([shard.evaluations])}
+        tensors = {"scores": np.ascontiguousarray(rollouts.scores), "evaluations": np.array([rollouts.evaluations])}
         artifact.write_bytes(self.path(name), save(tensors, {"inputs": inputs}))
 
-    def read(self, name: str, inputs: str | None = None) -> Shard:
+    def read(self, name: str, inputs: str | None = None) -> Rollouts:
         """A prompt's scores, once it is sure that they came from these proposals."""
-        from safetensors import SafetensorError, safe_open
-
         path = self.path(name)
         try:
             with safe_open(path, "np") as file:
                 found = (file.metadata() or {}).get("inputs")
-                shard = Shard(file.get_tensor("scores"), int(file.get_tensor("evaluations")[0]))
+                rollouts = Rollouts(file.get_tensor("scores"), int(file.get_tensor("evaluations")[0]))
         except (OSError, SafetensorError) as error:
             raise RecastError(f"{path}: not a readable shard ({error}): remove it to have it made again") from error
         if inputs is not None and found != inputs:
@@ -125,7 +128,7 @@ class Shards:
                 f"{path} was made from other proposals or metadata for the prompt {name!r}: "
                 "remove it, or choose another --out"
             )
-        return shard
+        return rollouts
 
 
 class Claim:
@@ -160,14 +163,3 @@ def _died_here(owner: str) -> bool:
     except OSError:
         return False
     return False
-
-
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names, as overrides write them."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = dict(value) if isinstance(value, Mapping) else value
-    return flat

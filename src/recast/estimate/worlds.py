@@ -6,25 +6,22 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recast import processes, prompts, propose
+from recast import identity, images, processes, prompts
 from recast.config import Recipe
 from recast.core import schedule
 from recast.errors import RecastError
 from recast.estimate.rollout import Scorer
-from recast.flow import mixture, sd3, worlds
+from recast.flow import mixture, mixture_prompts, sd3
+from recast.flow.generate import TILE, batched
 from recast.flow.policy import Velocity, conditioned
-from recast.proposals.store import Store, to_array
+from recast.propose import Store
 from recast.rewards import base
-
-TILE = 16
-"""Rows of a velocity call come in multiples of this, so that a row's bits do not depend on how a batch is split."""
-
 
 SCORED = 64
 """Images that are decoded and scored at a time."""
@@ -39,7 +36,7 @@ class World(Protocol):
         ...
 
     @property
-    def judges(self) -> Mapping[str, base.Reward]:
+    def models(self) -> Mapping[str, base.Reward]:
         """The reward models by name, where there are any."""
         ...
 
@@ -84,7 +81,7 @@ class World(Protocol):
         ...
 
 
-def load(recipe: Recipe, out: Path) -> World:
+def open_world(recipe: Recipe, out: Path) -> World:
     """The world that a recipe names; images need the proposals in OUT."""
     return MixtureWorld(recipe) if recipe.world.kind == "mixture" else ImageWorld(recipe, out)
 
@@ -94,14 +91,14 @@ class MixtureWorld:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self.rewards, self.judges = worlds.REWARDS, dict[str, base.Reward]()
+        self.rewards, self.models = mixture_prompts.REWARDS, dict[str, base.Reward]()
         self.sigmas = schedule.from_shift(recipe.estimate.steps, recipe.estimate.shift).tolist()
         self.names = [str(k) for k in range(recipe.world.prompts)]
 
-    def world(self, name: str) -> worlds.World:
+    def prompt(self, name: str) -> mixture_prompts.MixturePrompt:
         """The mixture that stands for a prompt."""
         setup = self._recipe.world
-        return worlds.mixture_world(setup.dimension, setup.modes, setup.seed * 100_003 + int(name))
+        return mixture_prompts.mixture_prompt(setup.dimension, setup.modes, setup.seed * 100_003 + int(name))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,15 +125,15 @@ class MixtureWorld:
     def clean(self, name: str) -> Tensor:
         """Exact samples of π⁺."""
         generator = torch.Generator().manual_seed(self.seeds(name)[0])
-        return self.world(name).proposal.sample(self._recipe.estimate.samples, generator)
+        return self.prompt(name).proposal.sample(self._recipe.estimate.samples, generator)
 
     def velocity(self, name: str) -> Velocity:
         """Exact."""
-        return self.world(name).policy
+        return self.prompt(name).policy
 
     def scorer(self, name: str) -> Scorer:
         """The three rewards."""
-        return mixture.score_all(list(self.world(name).rewards))
+        return mixture.score_all(list(self.prompt(name).rewards))
 
 
 class ImageWorld:
@@ -150,7 +147,7 @@ class ImageWorld:
         out: Path,
         proposed: bool = True,
         policy: sd3.SD3Policy | None = None,
-        judges: Mapping[str, base.Reward] | None = None,
+        models: Mapping[str, base.Reward] | None = None,
     ) -> None:
         self._recipe = recipe
         rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
@@ -160,12 +157,12 @@ class ImageWorld:
         if not self.rewards:
             raise RecastError("the recipe names no reward: put at least one under rewards")
         if proposed:
-            self._store = Store.open(out / "proposals", propose.identity(recipe), recipe.propose.smallest)
+            self._store = Store.open(out / "proposals", identity.proposals(recipe), recipe.propose.smallest)
             for name in self.names:  # before any model is loaded: a missing proposal is known at once
                 self._files(name)
         self._policy = sd3.load(recipe.policy) if policy is None else policy
-        known = judges or {}
-        self.judges = {
+        known = models or {}
+        self.models = {
             name: known.get(name) or base.load(name, **(options or {})) for name, options in recipe.rewards.items()
         }
         self.sigmas = self._policy.sigmas(recipe.estimate.steps)
@@ -191,13 +188,13 @@ class ImageWorld:
 
     def seed(self, name: str) -> int:
         """From the prompt's words and the recipe's seed."""
-        return propose.seed_of(self._recipe.estimate.seed, name, 0, "noise")
+        return identity.seed_of(self._recipe.estimate.seed, name, 0, "noise")
 
     def clean(self, name: str) -> Tensor:
         """Latents of the proposals."""
         side = self._policy.side * self._policy.pipe.vae_scale_factor
-        images = np.stack([to_array(path.read_bytes(), side) for path in self._files(name)])
-        return self._policy.encode(torch.from_numpy(images))
+        pixels = np.stack([images.to_array(path.read_bytes(), side) for path in self._files(name)])
+        return self._policy.encode(torch.from_numpy(pixels))
 
     def velocity(self, name: str) -> Velocity:
         """The policy's, conditioned on the prompt, as many rows at a time as fit `estimate.memory`."""
@@ -211,7 +208,7 @@ class ImageWorld:
             tables = []
             for part in latents.split(SCORED):
                 images = self._policy.decode(part)
-                tables.append(base.score(self.judges, images, [name] * len(images), [row] * len(images)))
+                tables.append(base.score(self.models, images, [name] * len(images), [row] * len(images)))
             return np.concatenate(tables, axis=1)
 
         return score
@@ -220,17 +217,3 @@ class ImageWorld:
 def rows_within(memory: float, row_bytes: int) -> int:
     """Rows of a velocity call that fit `memory` GiB, in whole tiles; one tile at least."""
     return max(1, int(memory * 2**30 / row_bytes) // TILE) * TILE
-
-
-def batched(velocity: Velocity, size: int) -> Velocity:
-    """The same velocity, at most `size` rows at a time, each call padded to a multiple of `TILE` rows."""
-
-    def call(x: Tensor, sigma: float) -> Tensor:
-        found: list[Any] = []
-        for part in x.split(size):
-            short = -len(part) % TILE
-            padded = torch.cat([part, part[-1:].expand(short, *part.shape[1:])]) if short else part
-            found.append(velocity(padded, sigma)[: len(part)])
-        return torch.cat(found)
-
-    return call

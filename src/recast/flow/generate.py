@@ -9,7 +9,12 @@ from torch import Tensor
 
 from recast.errors import RecastError
 from recast.flow import sampling
-from recast.flow.policy import Policy, conditioned
+from recast.flow.policy import Policy, Velocity, conditioned
+
+__all__ = ["TILE", "batched", "generate", "start_noise"]
+
+TILE = 16
+"""Rows of a velocity call come in multiples of this, so that a row's bits do not depend on how a batch is split."""
 
 
 @torch.no_grad()
@@ -35,14 +40,34 @@ def generate(
             f"images are made along the flow ODE, by {' or '.join(sampling.DETERMINISTIC)}, not {method!r}"
         )
     sigmas = policy.sigmas(steps)
-    shape = (1, *policy.latent_shape)
     images = []
     for start in range(0, len(prompts), batch):
         condition = policy.condition(prompts[start : start + batch])
-        noise = [
-            torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds[start : start + batch]
-        ]
-        x = torch.cat(noise).to(condition.embeds.device)
+        x = start_noise(policy.latent_shape, seeds[start : start + batch]).to(condition.embeds.device)
         latents = sampling.sample(conditioned(policy, condition), x, sigmas, method=method)
         images.append(policy.decode(latents).cpu())  # a thousand images at 1024² are 12 GB
     return torch.cat(images)
+
+
+def start_noise(shape: Sequence[int], seeds: Sequence[int]) -> Tensor:
+    """Gaussian noise (B, *shape) on the CPU, every row from its own seed.
+
+    >>> start_noise((2,), [7, 7, 8])[0].equal(start_noise((2,), [8, 7])[1])
+    True
+    """
+    generator = torch.Generator()
+    return torch.stack([torch.randn(tuple(shape), generator=generator.manual_seed(int(seed))) for seed in seeds])
+
+
+def batched(velocity: Velocity, size: int) -> Velocity:
+    """The same velocity, at most `size` rows at a time, each call padded to a multiple of `TILE` rows."""
+
+    def call(x: Tensor, sigma: float) -> Tensor:
+        found = []
+        for part in x.split(size):
+            short = -len(part) % TILE
+            padded = torch.cat([part, part[-1:].expand(short, *part.shape[1:])]) if short else part
+            found.append(velocity(padded, sigma)[: len(part)])
+        return torch.cat(found)
+
+    return call

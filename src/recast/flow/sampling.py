@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from recast.core import schedule
@@ -116,3 +118,32 @@ def _extrapolation(sigmas: Sequence[float], t: int) -> float:
         return 0.0
     older, here, newer = (math.log((1 - sigmas[k]) / sigmas[k]) for k in (t + 1, t, t - 1))
     return (newer - here) / (2 * (here - older))
+
+
+def rollout_levels(sigmas: ArrayLike, spacing: float = 0.8, highest: float = 0.97, lowest: float = 0.02) -> list[float]:
+    """Levels that rollouts visit, at most `spacing` apart in log-SNR: where x̂0 changes, 0 included.
+
+    A sampler's own grid is dense near σ = 1, where little happens, and takes its last step from 0.1 or
+    more to almost 0, where fine detail is decided. So each level is followed by the farthest grid level
+    within `spacing`, and a wider gap is filled evenly. A smaller spacing costs more and errs less.
+    """
+    if not (spacing > 0 and 0 < lowest < highest < 1):
+        raise RecastError(
+            f"rollout levels need spacing > 0 and 0 < lowest < highest < 1, not {spacing:g}, {lowest:g}, {highest:g}"
+        )
+    candidates = [s for s in schedule.grid(sigmas)[::-1].tolist() if lowest < s <= highest] + [lowest]
+    # Without a grid level near the top, rollouts would fall from σ = 1 to the first one in a single step.
+    visited = candidates[:1] if _log_snr(candidates[0]) - _log_snr(highest) <= spacing else [highest]
+    while visited[-1] != lowest:
+        here = _log_snr(visited[-1])
+        below = [s for s in candidates if s < visited[-1]]
+        within = [s for s in below if _log_snr(s) - here <= spacing]
+        target = within[-1] if within else below[0]
+        parts = math.ceil((_log_snr(target) - here) / spacing)
+        between = np.linspace(here, _log_snr(target), parts + 1)[1:-1]
+        visited += [float(1 / (1 + math.exp(value))) for value in between] + [target]
+    return [0.0, *visited[::-1]]
+
+
+def _log_snr(sigma: float) -> float:
+    return math.log(1 / sigma - 1)

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from recast import device
 from recast.config import PolicyConfig
-from recast.console import quiet
 from recast.errors import RecastError
 from recast.flow.lora import FILE
 from recast.flow.policy import Condition
+from recast.quiet import quiet
 
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, ImportError, AttributeError, RuntimeError, SafetensorError)
 _ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")

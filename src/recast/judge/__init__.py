@@ -1,1 +1,5 @@
-"""Pairwise verdicts by a multimodal model: what is asked, what was answered, and what it adds up to."""
+"""`recast judge`: pairwise verdicts by a multimodal model, and how they are read back."""
+
+from recast.judge.verdicts import ASPECTS, OVERALL, SUBSCORES, Verdicts, interval, load, mean_rate
+
+__all__ = ["ASPECTS", "OVERALL", "SUBSCORES", "Verdicts", "interval", "load", "mean_rate"]

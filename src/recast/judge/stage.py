@@ -7,7 +7,7 @@ made from these, verdicts.jsonl and summary.json. Started again, it asks only fo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,19 +16,17 @@ from typing import Any
 
 import numpy as np
 
+from recast import evaluate, identity
 from recast.core import artifact
 from recast.errors import RecastError
+from recast.evaluate import Scores
 from recast.judge import ask, criteria, protocol
+from recast.judge import verdicts as verdicts_file
 from recast.judge.ask import VERDICT, Call, CapError, Judge, Settings
 from recast.judge.log import Log
 from recast.judge.protocol import TEXT_OF
-from recast.report import compare
-from recast.report import stage as reports
-from recast.report import verdicts as verdicts_file
-from recast.report.scores import Scores
-from recast.report.verdicts import OVERALL, Verdicts
-
-Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
+from recast.judge.verdicts import OVERALL, Verdicts
+from recast.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -76,36 +74,29 @@ def two(first: Path, second: Path, out: Path | None, count: int | None = None) -
     policies = [Scores.load(path) for path in (first, second)]
     if policies[0].folder.resolve() == policies[1].folder.resolve():
         raise RecastError(f"{first} and {second} are the same run: name two")
-    folder = out or _run(policies[0]) / "verdicts" / _run(policies[1]).resolve().name
+    folder = out or policies[0].run / "verdicts" / policies[1].run.resolve().name
     return _comparison(policies[0], policies[1], folder, count)
 
 
 def matched(folder: Path, methods: tuple[str, str], count: int | None = None) -> list[Comparison]:
     """Two methods at every budget and seed that both were evaluated at, below one folder."""
-    policies = reports.find([folder])
-    made = [reports.as_run(policy) for policy in policies]
-    where = {id(run): policy for run, policy in zip(made, policies, strict=True)}
-    pairs = compare.pairs(made, *methods)
+    policies = evaluate.find([folder])
+    first, second = ({(tuple(p.budget.items()), p.seed): p for p in policies if p.method == name} for name in methods)
+    pairs = [(first[key], second[key]) for key in sorted(first) if key in second]
     if not pairs:
-        names = ", ".join(sorted({run.method for run in made}))
+        names = ", ".join(sorted({policy.method for policy in policies}))
         raise RecastError(f"{folder} has no matched pair of {methods[0]} and {methods[1]}, only {names}: see --methods")
-    found = [(where[id(one)], where[id(other)]) for one, other in pairs]
-    return [_comparison(one, other, _run(one) / "verdicts" / _run(other).name, count) for one, other in found]
-
-
-def _run(policy: Scores) -> Path:
-    """RUN of RUN/scores."""
-    return policy.folder.parent if policy.folder.name == "scores" else policy.folder
+    return [_comparison(one, other, one.run / "verdicts" / other.run.name, count) for one, other in pairs]
 
 
 def _comparison(first: Scores, second: Scores, folder: Path, count: int | None) -> Comparison:
-    pictures = [[(each["prompt"], each["seed"]) for each in policy.images] for policy in (first, second)]
-    if pictures[0] != pictures[1]:
+    total = len(first.images)
+    if first.prompts_and_seeds != second.prompts_and_seeds:
         raise RecastError(f"{first.folder} and {second.folder} were evaluated on other prompts or seeds")
-    if count is not None and not 1 <= count <= len(pictures[0]):
-        raise RecastError(f"--count is from 1 to the {len(pictures[0])} pairs there are, not {count}")
+    if count is not None and not 1 <= count <= total:
+        raise RecastError(f"--count is from 1 to the {total} pairs there are, not {count}")
     # In an order of their own, so that a part of them is a fair sample, and more of them hold the fewer.
-    order = np.random.default_rng(0).permutation(len(pictures[0]))[:count]
+    order = np.random.default_rng(0).permutation(total)[:count]
     made = Comparison(first, second, folder, tuple(map(int, order)))
     missing = [path for k in made.chosen for path in (made.image(0, k), made.image(1, k)) if not path.is_file()]
     if missing:
@@ -113,7 +104,7 @@ def _comparison(first: Scores, second: Scores, folder: Path, count: int | None) 
     return made
 
 
-def plan(comparisons: Sequence[Comparison], tries: int = Settings.tries) -> str:
+def preview(comparisons: Sequence[Comparison], tries: int = Settings.tries) -> str:
     """What judging would send, without sending it."""
     pairs = sum(len(each.chosen) for each in comparisons)
     calls = size = gone = done = 0
@@ -197,8 +188,8 @@ def _claim(comparison: Comparison, settings: Settings, rubric: str) -> None:
     runs = {}
     for name, policy in (("first", comparison.first), ("second", comparison.second)):
         run = {"method": policy.method, "budget": policy.budget, "seed": policy.seed}
-        runs[name] = run | {"images": policy.identity()}
-    identity = {"model": settings.model, "rubric": hashlib.sha256(rubric.encode()).hexdigest(), **runs}
+        runs[name] = run | {"images": policy.images_hash()}
+    wanted = {"model": settings.model, "rubric": hashlib.sha256(rubric.encode()).hexdigest(), **runs}
     path = comparison.folder / "manifest.json"
     if not path.exists() and (comparison.folder / "calls.jsonl").exists():
         raise RecastError(f"{comparison.folder} has calls of nobody knows what, without a manifest.json: remove it")
@@ -206,9 +197,9 @@ def _claim(comparison: Comparison, settings: Settings, rubric: str) -> None:
         old = artifact.read(path, verdicts_file.FORMAT)
         names = {"rubric": "rubric", "first": f"run than {comparison.first.folder}"}
         names["second"] = f"run than {comparison.second.folder}"
-        known = {key: old.get(key) for key in identity}
-        artifact.same(known, identity, f"{comparison.folder} holds verdicts made", names)
-    artifact.write(path, verdicts_file.FORMAT, identity)
+        known = {key: old.get(key) for key in wanted}
+        identity.require_same(known, wanted, f"{comparison.folder} holds verdicts made", names)
+    artifact.write(path, verdicts_file.FORMAT, wanted)
 
 
 def _collect(comparison: Comparison, log: Log, tries: int) -> Verdicts:

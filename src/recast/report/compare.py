@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recast.errors import RecastError
+from recast.evaluate import Budget
 
 Array = NDArray[np.float64]
-Budget = tuple[tuple[str, float], ...]
 AGGREGATE = "aggregate"
-Verdict = Literal["first", "second", "mixed", "equal"]
+Dominance = Literal["first", "second", "mixed", "equal"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def wins(matched: Sequence[tuple[Run, Run]], name: str) -> tuple[int, int]:
     return sum(first.mean(name) > second.mean(name) for first, second in matched), len(matched)
 
 
-def pareto(first: Mapping[str, float], second: Mapping[str, float], names: Sequence[str]) -> Verdict:
+def pareto(first: Mapping[str, float], second: Mapping[str, float], names: Sequence[str]) -> Dominance:
     """App. D: who is at least as high on every reward and higher on one; mixed if neither is, equal if all agree."""
     differences = [first[name] - second[name] for name in names]
     if all(each == 0 for each in differences):

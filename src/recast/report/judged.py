@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from recast.report.compare import Budget, Pooled
+from recast.evaluate import Budget
+from recast.judge import ASPECTS, OVERALL, SUBSCORES, Verdicts, interval, mean_rate
+from recast.report.compare import Pooled
 from recast.report.render import Cell, Table
 from recast.report.sections import budget_name, cell, shown
-from recast.report.verdicts import ASPECTS, OVERALL, SUBSCORES, Verdicts, interval, mean_rate
 
 SHOWN = 12
 """Decisive wins on the page, and pairs drawn at random beside them."""

@@ -14,12 +14,11 @@ import numpy as np
 
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
+from recast.evaluate import Budget, Scores
+from recast.judge import Verdicts
 from recast.report import judged
-from recast.report.compare import Budget
 from recast.report.render import Table, html
-from recast.report.scores import Scores
 from recast.report.sections import budget_name, shown
-from recast.report.verdicts import Verdicts
 
 PICTURES = 96
 """Prompts in the gallery: the first ones, whatever their scores."""

@@ -7,9 +7,6 @@ import io
 from dataclasses import dataclass, field
 from html import escape
 
-from rich.table import Table as RichTable
-from rich.text import Text
-
 _LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
 _SIGNS = {"≻": r"$\succ$", "λ": r"$\lambda$", "±": r"$\pm$", "−": "$-$", "é": r"\'e", "×": r"$\times$", "≤": r"$\leq$"}
 
@@ -32,20 +29,6 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = field(default=())
-
-
-def rich(table: Table) -> RichTable:
-    """For a terminal."""
-    made = RichTable(title=table.title, title_justify="left", caption="\n".join(table.notes) or None)
-    made.caption_justify = "left"
-    for k, name in enumerate(table.header):
-        made.add_column(name, justify="left" if k == 0 else "right")
-    for row in table.rows:
-        cells = [Text(f"{cell.text} ±{cell.spread}" if cell.spread else cell.text) for cell in row]
-        for cell, text in zip(row, cells, strict=True):
-            text.stylize("bold" if cell.bold else "")
-        made.add_row(*cells)
-    return made
 
 
 def markdown(table: Table) -> str:

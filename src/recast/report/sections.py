@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from recast.evaluate import Budget
 from recast.report import compare
-from recast.report.compare import AGGREGATE, Budget, Pooled, Run
+from recast.report.compare import AGGREGATE, Pooled, Run
 from recast.report.render import Cell, Table
 
 ORDER = ("base", "static", "sinkhorn", "row", "hard", "shared", "reversed", "shuffled")

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from recast import evaluate, judge
 from recast.core import artifact
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
+from recast.evaluate import Scores
+from recast.judge import Verdicts
 from recast.report import compare, judged, page, render, sections
 from recast.report.compare import AGGREGATE, Run
 from recast.report.render import Table
-from recast.report.scores import Scores, read_rows
-from recast.report.verdicts import Verdicts, load
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def report(folders: Sequence[Path], out: Path) -> Report:
 
     A folder is a run, or holds runs; the same prompts and seeds must have been scored in all of them.
     """
-    policies = find(folders)
+    policies = evaluate.find(_with_runs(folders))
     runs = [as_run(policy) for policy in policies]
     trained, held_out = policies[0].trained, policies[0].held_out
     verdicts = _verdicts(folders, policies)
@@ -67,34 +68,12 @@ def _draw(runs: Sequence[Run], rewards: Sequence[str], out: Path) -> None:
         figures.save(figure, out / "differences")
 
 
-def find(folders: Sequence[Path]) -> list[Scores]:
-    """Every evaluated policy in the folders, in a fixed order; two of the same method, budget and seed are an error."""
-    places: dict[Path, None] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise RecastError(f"{folder} is not a folder of runs")
-        found = sorted(path.parent for path in folder.glob("**/scores/manifest.json") if ".stale-" not in str(path))
-        found += [folder] if (folder / "manifest.json").is_file() and (folder / "scores.jsonl").is_file() else []
-        if not found and not _judged(folder):
-            raise RecastError(f"{folder} has no evaluated run: run recast evaluate with --out there first")
-        places |= dict.fromkeys(path.resolve() for path in found)
-    policies = [Scores.load(place) for place in places]
-    if not policies:
-        raise RecastError("there are only verdicts: name the runs that were judged besides")
-    seen: dict[tuple[Any, ...], Scores] = {}
-    for policy in policies:
-        key = (policy.method, tuple(policy.budget.items()), policy.seed) if policy.method != "base" else ("base",)
-        if key in seen:
-            raise RecastError(
-                f"{policy.folder} and {seen[key].folder} are both {policy.method} with the same budget and seed"
-            )
-        seen[key] = policy
-        first = policies[0]
-        if [(i["prompt"], i["seed"]) for i in policy.images] != [(i["prompt"], i["seed"]) for i in first.images]:
-            raise RecastError(f"{policy.folder} and {first.folder} were evaluated on other prompts or seeds")
-        if (policy.trained, policy.held_out) != (first.trained, first.held_out):
-            raise RecastError(f"{policy.folder} and {first.folder} were scored by other rewards")
-    return policies
+def _with_runs(folders: Sequence[Path]) -> list[Path]:
+    """The folders to look for runs in: a folder that holds verdicts only is not one."""
+    found = [folder for folder in folders if evaluate.locate(folder) or not _judged(folder)]
+    if not found:
+        raise RecastError("the folders hold verdicts only: name the runs that were judged as well")
+    return found
 
 
 def as_run(policy: Scores) -> Run:
@@ -149,10 +128,10 @@ def _verdicts(folders: Sequence[Path], policies: Sequence[Scores]) -> list[Verdi
     places = {place.resolve(): None for folder in folders for place in _judged(folder)}
     for policy in policies:
         places |= {path.parent.resolve(): None for path in policy.folder.parent.glob("verdicts/*/verdicts.jsonl")}
-    now = {(each.method, tuple(each.budget.items()), each.seed): each.identity() for each in policies}
+    now = {(each.method, tuple(each.budget.items()), each.seed): each.images_hash() for each in policies}
     found = []
     for place in sorted(places):
-        verdicts = load(place)
+        verdicts = judge.load(place)
         keys = [(method, verdicts.budget, verdicts.seed) for method in (verdicts.first, verdicts.second)]
         if any(now.get(key, images) != images for key, images in zip(keys, verdicts.images, strict=True)):
             warnings.warn(f"{place} judged other images than are there now: left out; judge again", stacklevel=3)
@@ -174,7 +153,7 @@ def _training(policies: Sequence[Scores]) -> list[dict[str, Any]]:
         path = policy.folder.parent / "metrics.jsonl"
         if policy.method == "base" or not path.is_file():
             continue
-        rows = read_rows(path)
+        rows = artifact.read_rows(path, "recast train")
         names = [key for key in rows[0] if key.startswith("reward/")] if rows else []
         columns = {name.removeprefix("reward/"): [_finite(row.get(name)) for row in rows] for name in names}
         method = sections.shown(policy.method)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from recast.rewards import catalog, clip, weights
+from recast.rewards import catalog, checkpoints, clip
 from recast.rewards.base import Images, as_tensor
 
 
@@ -50,8 +50,8 @@ class Aesthetic:
 
 
 def _head(source: str | Path, width: int) -> nn.Sequential:
-    with weights.loading("aesthetic predictor", source):
-        state = weights.read(weights.find(source, catalog.AESTHETIC_FILE))
+    with checkpoints.loading("aesthetic predictor", source):
+        state = checkpoints.read(checkpoints.find(source, catalog.AESTHETIC_FILE))
         made = head(width).eval().requires_grad_(False)
-        weights.fill(made, {name.removeprefix("layers."): value for name, value in state.items()})
+        checkpoints.fill(made, {name.removeprefix("layers."): value for name, value in state.items()})
     return made

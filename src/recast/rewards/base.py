@@ -78,18 +78,7 @@ def load(name: str, **options: Any) -> Reward:
 
     A class is called with the options; a function is the reward itself, with the options bound to it.
     """
-    module_name, attribute = find(name)
-    try:
-        with _working_folder():
-            found: Any = getattr(importlib.import_module(module_name), attribute, None)
-    except Exception as error:  # of one's own module: anything
-        hint = ": pip install 'recast-diffusion[rewards]'" if name in NAMES else "; is its folder in PYTHONPATH?"
-        hint = hint if isinstance(error, ImportError) else ""
-        raise RecastError(f"the reward {name!r} cannot be imported ({_one_line(error)}){hint}") from error
-    if found is None:
-        raise RecastError(f"the reward {name!r}: there is no {attribute!r} in {module_name}")
-    if not callable(found):
-        raise RecastError(f"the reward {name!r} is a {type(found).__name__}, which cannot be called")
+    found = _imported(name)
     made = inspect.isclass(found)
     options = _checked(name, found.__init__ if made else found, options)
     try:
@@ -105,6 +94,35 @@ def load(name: str, **options: Any) -> Reward:
         except Exception as error:
             raise RecastError(f"the reward {name!r} cannot be made: {_one_line(error)}") from error
     return cast(Reward, functools.partial(found, **options) if options else found)
+
+
+def mapper(name: str, options: Mapping[str, Any]) -> Any:
+    """What `positive` needs to map the scores of a reward that is not loaded: an object with the method, or None.
+
+    The package's own rewards map their scores by a static method, so no model is loaded for them. A custom class is
+    loaded with its options, since its map may depend on them.
+    """
+    found = _imported(name)
+    if name in NAMES or not inspect.isclass(found):
+        return found if hasattr(found, "positive") else None
+    return load(name, **options)
+
+
+def _imported(name: str) -> Any:
+    """The class or function behind a reward's name."""
+    module_name, attribute = find(name)
+    try:
+        with _working_folder():
+            found: Any = getattr(importlib.import_module(module_name), attribute, None)
+    except Exception as error:  # of one's own module: anything
+        hint = ": pip install 'recast-diffusion[rewards]'" if name in NAMES else "; is its folder in PYTHONPATH?"
+        hint = hint if isinstance(error, ImportError) else ""
+        raise RecastError(f"the reward {name!r} cannot be imported ({_one_line(error)}){hint}") from error
+    if found is None:
+        raise RecastError(f"the reward {name!r}: there is no {attribute!r} in {module_name}")
+    if not callable(found):
+        raise RecastError(f"the reward {name!r} is a {type(found).__name__}, which cannot be called")
+    return found
 
 
 def _checked(name: str, call: Any, options: Mapping[str, Any]) -> dict[str, Any]:

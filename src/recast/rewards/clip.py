@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from recast import device as devices
 from recast.errors import RecastError
-from recast.rewards import weights
+from recast.rewards import checkpoints
 
 Preprocess = Literal["processor", "nft"]
 Pixels = Callable[[Tensor], Tensor]
@@ -180,11 +180,11 @@ def load(
         raise RecastError(f"{what} knows the preprocessing 'processor' and 'nft', not {preprocess!r}")
     where, numbers = devices.pick(device), devices.dtype(dtype)
     side = processor or model
-    with weights.loading("CLIP model", model):
+    with checkpoints.loading("CLIP model", model):
         made = shared(
             (str(model), str(side), where, numbers, offload),
             lambda: Clip(
-                weights.pretrained(CLIPModel, model), AutoTokenizer.from_pretrained(side), where, numbers, offload
+                checkpoints.pretrained(CLIPModel, model), AutoTokenizer.from_pretrained(side), where, numbers, offload
             ),
         )
         found = CLIPImageProcessorPil.from_pretrained(side)

@@ -40,7 +40,8 @@ class JpegSize:
             sizes.append(-file.tell() / 1000)
         return np.array(sizes, dtype=np.float64)
 
-    def positive(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    @staticmethod
+    def positive(scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """For gain curves: 1 / (1 + kilobytes), which keeps the order."""
         return 1 / (1 - scores)
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from recast import device as devices
 from recast.errors import RecastError
-from recast.rewards import catalog, weights
+from recast.rewards import catalog, checkpoints
 from recast.rewards import clip as clips
 from recast.rewards.base import Images, as_tensor
 from recast.rewards.geneval_clauses import (
@@ -232,8 +232,8 @@ def _load(source: str | Path, device: torch.device, offload: bool) -> Detector:
     class Segmentation(Mask2FormerForUniversalSegmentation):  # type: ignore[misc]
         _keys_to_ignore_on_load_missing = (r"^criterion\.",)  # the training loss's: no part of a score
 
-    with weights.loading("Mask2Former model", source):
-        model = weights.pretrained(Segmentation, source)
+    with checkpoints.loading("Mask2Former model", source):
+        model = checkpoints.pretrained(Segmentation, source)
         if model.config.num_labels != len(CLASSES):
             raise ValueError(f"it knows {model.config.num_labels} classes, not the {len(CLASSES)} of COCO's instances")
         processor = Mask2FormerImageProcessorPil.from_pretrained(source, size=SIZE)

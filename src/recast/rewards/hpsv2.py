@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from recast import device as devices
 from recast.errors import RecastError
-from recast.rewards import catalog, clip, weights
+from recast.rewards import catalog, checkpoints, clip
 from recast.rewards.base import Images, as_tensor
 
 FILE = "HPS_v2.1_compressed.pt"
@@ -154,14 +154,14 @@ def _load(
         from transformers import AutoTokenizer, CLIPModel
     except ImportError as error:
         raise RecastError(f"hpsv2 needs more packages ({error}): pip install 'recast-diffusion[rewards]'") from error
-    with weights.loading("HPS v2.1 checkpoint", source):
-        state = weights.read(weights.find(source, FILE))
+    with checkpoints.loading("HPS v2.1 checkpoint", source):
+        state = checkpoints.read(checkpoints.find(source, FILE))
         state.pop("logit_scale", None)  # not part of the score
         try:
             config = config_of(state)
         except KeyError as error:
             raise ValueError(f"it has no weights for {error.args[0]}") from error
-        model = weights.pretrained(CLIPModel, None, config, converted(state) | {"logit_scale": torch.zeros(())})
-    with weights.loading("CLIP tokenizer", tokenizer):
+        model = checkpoints.pretrained(CLIPModel, None, config, converted(state) | {"logit_scale": torch.zeros(())})
+    with checkpoints.loading("CLIP tokenizer", tokenizer):
         words = AutoTokenizer.from_pretrained(tokenizer)
     return clip.Clip(model, words, device, dtype, offload, cleaned)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recast import device as devices
 from recast.errors import RecastError
-from recast.rewards import catalog, clip, weights
+from recast.rewards import catalog, checkpoints, clip
 from recast.rewards.base import Images, as_tensor
 
 FILE = "HPSv3.safetensors"
@@ -188,11 +188,11 @@ def _load(source: str | Path, model: str | Path, dtype: torch.dtype) -> tuple[Ju
         from transformers import AutoTokenizer, Qwen2VLConfig, Qwen2VLImageProcessorPil
     except ImportError as error:
         raise RecastError(f"hpsv3 needs transformers 5 or later ({error})") from error
-    with weights.loading("Qwen2-VL configuration and tokenizer", model):
+    with checkpoints.loading("Qwen2-VL configuration and tokenizer", model):
         config, tokenizer = Qwen2VLConfig.from_pretrained(model), AutoTokenizer.from_pretrained(model)
         tokenizer.add_tokens([REWARD], special_tokens=True)
-    with weights.loading("HPSv3 checkpoint", source):
-        state, head = converted(weights.read(weights.find(source, FILE)))
+    with checkpoints.loading("HPSv3 checkpoint", source):
+        state, head = converted(checkpoints.read(checkpoints.find(source, FILE)))
         backbone = _backbone(config, state, len(tokenizer), dtype)
         layers = _head(config.text_config.hidden_size, head)
     processor = Qwen2VLImageProcessorPil(size={"shortest_edge": PIXELS, "longest_edge": PIXELS})
@@ -209,7 +209,7 @@ def _backbone(config: Any, state: Mapping[str, Tensor], words: int, dtype: torch
     if len(embedding) != words:
         raise ValueError(f"it embeds {len(embedding)} tokens, but the tokenizer has {words} with {REWARD}")
     config.text_config.vocab_size = words
-    backbone = weights.pretrained(Qwen2VLModel, None, config, state, dtype=dtype)
+    backbone = checkpoints.pretrained(Qwen2VLModel, None, config, state, dtype=dtype)
     # The published scorer, and the tuning before it, cast the whole model to bfloat16, rotary frequencies and all: 600
     # tokens apart, about as far as the reward from the image, that turns a pair of channels by up to 0.7 radians.
     for name, buffer in backbone.named_buffers():
@@ -224,5 +224,5 @@ def _head(width: int, state: Mapping[str, Tensor]) -> nn.Module:
     head = nn.Sequential(
         nn.Linear(width, first), nn.ReLU(), nn.Dropout(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, last)
     )
-    weights.fill(nn.ModuleDict({"rm_head": head}), state)
+    checkpoints.fill(nn.ModuleDict({"rm_head": head}), state)
     return head

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recast import device as devices
 from recast.errors import RecastError
-from recast.rewards import aesthetic, catalog, clip, weights
+from recast.rewards import aesthetic, catalog, checkpoints, clip
 from recast.rewards.base import Images, as_tensor
 
 FILE = "ImageReward.pt"
@@ -78,7 +78,8 @@ class ImageReward:
         ).last_hidden_state
         return clip.finite("ImageReward", self.model["head"](read[:, 0].float())[:, 0])
 
-    def positive(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    @staticmethod
+    def positive(scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """For gain curves: a sigmoid, as in the paper."""
         return expit(scores)
 
@@ -88,20 +89,20 @@ def _load(source: str | Path, tokenizer: str | Path) -> tuple[Any, Any, Any, nn.
         from transformers import AutoTokenizer, BlipTextModel, BlipVisionModel
     except ImportError as error:
         raise RecastError(f"imagereward needs transformers 5 or later ({error})") from error
-    with weights.loading("ImageReward checkpoint", source):
-        state = weights.read(weights.find(source, FILE))
+    with checkpoints.loading("ImageReward checkpoint", source):
+        state = checkpoints.read(checkpoints.find(source, FILE))
         parts = {
             prefix: _below(state, prefix) for prefix in ("blip.visual_encoder.", "blip.text_encoder.", "mlp.layers.")
         }
         eyes, words, chain = parts.values()
         try:
-            vision = weights.pretrained(BlipVisionModel, None, vision_config(eyes), converted(eyes))
-            text = weights.pretrained(BlipTextModel, None, text_config(words), words, add_pooling_layer=False)
+            vision = checkpoints.pretrained(BlipVisionModel, None, vision_config(eyes), converted(eyes))
+            text = checkpoints.pretrained(BlipTextModel, None, text_config(words), words, add_pooling_layer=False)
             head = aesthetic.head(words["embeddings.word_embeddings.weight"].shape[1])
         except KeyError as error:
             raise ValueError(f"it has no weights for {error.args[0]}") from error
-        weights.fill(head, chain)
-    with weights.loading("BERT tokenizer", tokenizer):
+        checkpoints.fill(head, chain)
+    with checkpoints.loading("BERT tokenizer", tokenizer):
         return AutoTokenizer.from_pretrained(tokenizer), vision, text, head
 
 

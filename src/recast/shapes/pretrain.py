@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.nn import Parameter, functional
 
 from recast import config
-from recast.console import quiet
 from recast.errors import RecastError
 from recast.flow import sd3
 from recast.flow.generate import generate
+from recast.quiet import quiet
 from recast.rewards import base
 from recast.shapes import models, prompts, render
 

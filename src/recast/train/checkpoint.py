@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from recast import identity
 from recast.core import artifact
 from recast.errors import RecastError
 from recast.flow.sharded import like, whole
@@ -52,7 +53,7 @@ def all_of(folder: Path) -> list[Path]:
 def read_state(path: Path, settings: Mapping[str, Any]) -> tuple[Position, dict[str, Any]]:
     """Where a checkpoint is, and its other facts; one of other settings is refused by the key that differs."""
     content = artifact.read(path / "state.json", FORMAT)
-    artifact.same(artifact.mapping(content, "settings", path), settings, f"{path} was trained", HASHED)
+    identity.require_same(artifact.mapping(content, "settings", path), settings, f"{path} was trained", HASHED)
     try:
         position = Position(*(int(artifact.field(content, key, path)) for key in ("epoch", "update", "step")))
     except (TypeError, ValueError) as error:

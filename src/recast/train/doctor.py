@@ -15,15 +15,16 @@ from recast.config import Recipe
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
 from recast.flow import sd3
+from recast.progress import OnProgress, ignore_progress
 from recast.rewards import base
 from recast.train import advantage, groups
-from recast.train.rollout import Tick, rollout
+from recast.train.rollout import rollout
 
 Array = NDArray[np.float64]
 DEAD, FLAT, CONFLICT, TWIN, ENOUGH = 1e-9, 0.5, -0.3, 0.9, 32
 """Limits of the advice: no spread, share of groups without any, correlations that matter, and images they need."""
-SMALL = "its units are small. train.normalise=reward makes the budget mean what it says."
-LARGE = "it would run the show. train.normalise=reward makes the budget mean what it says."
+SMALL = "its units are small. train.normalize=reward makes the budget mean what it says."
+LARGE = "it would run the show. train.normalize=reward makes the budget mean what it says."
 AGAINST = "it goes along with the others, or against them; look at the correlations."
 
 
@@ -44,22 +45,22 @@ class Diagnosis:
     advice: tuple[str, ...]
 
 
-def examine(recipe: Recipe, count: int, images: int, tick: Tick = lambda *_: None) -> Diagnosis:
+def examine(recipe: Recipe, count: int, images: int, on_progress: OnProgress = ignore_progress) -> Diagnosis:
     """Sample `count` groups of `images` under the recipe's policy, and diagnose."""
     if not recipe.rewards:
         raise RecastError("the recipe names no reward: put at least one under rewards")
     rows = prompts.load(recipe.train.prompts)
     chosen = [rows[k] for k in groups.prompts(recipe.train.seed, 0, count, len(rows))]
     policy = sd3.load(recipe.policy)
-    judges = {name: base.load(name, **(options or {})) for name, options in recipe.rewards.items()}
+    models = {name: base.load(name, **(options or {})) for name, options in recipe.rewards.items()}
     steps = recipe.train.steps or recipe.estimate.steps
     seeds = groups.seeds(recipe.train.seed, 0, count * images, 1)[:, 0].tolist()
     each = [row for row in chosen for _ in range(images)]
-    found = rollout(policy, judges, each, seeds, policy.sigmas(steps), recipe.train.sample_batch, tick)
+    found = rollout(policy, models, each, seeds, policy.sigmas(steps), recipe.train.sample_batch, on_progress)
     members = torch.arange(count * images) // images
     values = torch.from_numpy(found.rewards.copy())
     settings = recipe.train
-    return diagnose(values, members, list(judges), recipe.weigh.budget, settings.normalise, settings.spread)
+    return diagnose(values, members, list(models), recipe.weigh.budget, settings.normalize, settings.spread)
 
 
 def diagnose(

@@ -12,8 +12,7 @@ from recast.config import Recipe
 from recast.core import schedule
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
-from recast.estimate import stage, worlds
-from recast.estimate.shards import Shard
+from recast.estimate import ImageWorld, Rollouts, from_rollouts, sample_prompt
 from recast.train.trainer import StoppedError
 from recast.weigh import weigh
 
@@ -21,21 +20,20 @@ from recast.weigh import weigh
 def reweigh(recipe: Recipe, out: Path, trainer: Any) -> WeightMatrix:
     """W of the same rewards, budget and method, from rollouts of the old policy; its curves go to RUN/reweighed."""
     accelerator, weights = trainer.accelerator, trainer.weights
-    found: list[tuple[str, Shard]] = []
+    found: list[tuple[str, Rollouts]] = []
     failure: RecastError | None = None
     try:
-        world = worlds.ImageWorld(recipe, out, policy=trainer.policy, judges=trainer.judges)
+        world = ImageWorld(recipe, out, policy=trainer.policy, models=trainer.models)
         _check(world.sigmas, trainer.sigmas)
         with torch.no_grad(), trainer.adapters.using("old"):
-            for name in world.names[accelerator.process_index :: accelerator.num_processes]:
-                scored = stage.sample_prompt(recipe, world, name).score(world.scorer(name))
-                found.append((name, Shard(scored.scores, scored.evaluations)))
+            mine = world.names[accelerator.process_index :: accelerator.num_processes]
+            found = [(name, sample_prompt(recipe, world, name).score(world.scorer(name))) for name in mine]
     except RecastError as error:
         failure = error
     if trainer.anywhere(failure is not None):
         raise StoppedError(str(failure or "another process could not measure its curves"))
     shards = dict(gather_object(found))
-    curves = stage.make_curves(recipe, world, world.names, [shards[name] for name in world.names])
+    curves = from_rollouts(recipe, world.sigmas, [shards[name] for name in world.names], trainer.models)
     if accelerator.is_main_process:
         curves.save(out / "reweighed" / f"epoch-{trainer.position.epoch:05d}" / "gains.json")
     budget = dict(zip(weights.rewards, weights.budget.tolist(), strict=True))

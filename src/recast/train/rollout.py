@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,11 @@ from torch import Tensor
 
 from recast import device
 from recast.flow import sampling
+from recast.flow.generate import start_noise
 from recast.flow.policy import Condition, Policy, conditioned
+from recast.progress import OnProgress, ignore_progress
 from recast.prompts import Row
 from recast.rewards import base
-
-Tick = Callable[[str, int, int], None]
-"""Told a phase's name and how much of it is done, of how much."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,14 @@ class Rollout:
 @torch.no_grad()
 def rollout(
     policy: Policy,
-    judges: Mapping[str, base.Reward],
+    models: Mapping[str, base.Reward],
     rows: Sequence[Row],
     seeds: Sequence[int],
     sigmas: Sequence[float],
     batch: int,
-    tick: Tick = lambda *_: None,
+    on_progress: OnProgress = ignore_progress,
 ) -> Rollout:
-    """One image for every row and seed, along the flow ODE (dpm2), and the scores of all judges.
+    """One image for every row and seed, along the flow ODE (dpm2), and the scores of all models.
 
     An image's start noise is that of its seed alone. A prompt is encoded once, however many images it has.
     """
@@ -60,9 +59,9 @@ def rollout(
             clean = _sample(policy, condition.rows(prompt[part]), seeds[part], sigmas)
             if len(pending) > 1:  # images that wait for their scores take memory
                 pending[-2].exception()  # raised below: processes must sample in step, whatever a reward does
-            pending.append(scorer.submit(_score, judges, policy.decode(clean), rows[part]))
+            pending.append(scorer.submit(_score, models, policy.decode(clean), rows[part]))
             latents.append(clean)
-            tick("sampling", min(start + batch, len(rows)), len(rows))
+            on_progress("sampling", min(start + batch, len(rows)), len(rows))
         sampled = time.perf_counter() - begun
         found = [future.result() for future in pending]
     seconds = {"sampling": sampled, "scoring": sum(spent for _, spent in found)}
@@ -75,16 +74,10 @@ def _sample(policy: Policy, condition: Condition, seeds: Sequence[int], sigmas: 
     return sampling.sample(conditioned(policy, condition), noise, sigmas, method="dpm2")
 
 
-def start_noise(shape: Sequence[int], seeds: Sequence[int]) -> Tensor:
-    """Gaussian noise (n, …) on the CPU, each row from its own seed."""
-    generator = torch.Generator()
-    return torch.stack([torch.randn(tuple(shape), generator=generator.manual_seed(int(seed))) for seed in seeds])
-
-
 def _score(
-    judges: Mapping[str, base.Reward], images: Tensor, rows: Sequence[Mapping[str, Any]]
+    models: Mapping[str, base.Reward], images: Tensor, rows: Sequence[Mapping[str, Any]]
 ) -> tuple[NDArray[np.float64], float]:
     begun = time.perf_counter()
     with torch.no_grad():  # a thread starts with gradients on
-        table = base.score(judges, images, [row["prompt"] for row in rows], rows)
+        table = base.score(models, images, [row["prompt"] for row in rows], rows)
     return table.T, time.perf_counter() - begun

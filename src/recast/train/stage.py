@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -11,25 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs, set_seed
 
-from recast import processes, prompts, propose
+from recast import identity, images, processes, prompts
 from recast.config import Recipe
 from recast.core import artifact, schedule, sinkhorn
 from recast.core.weights import WeightMatrix
-from recast.errors import RecastError
-from recast.estimate.shards import flatten
+from recast.errors import RecastError, StaleError
 from recast.flow import sd3
 from recast.flow.generate import generate
 from recast.flow.lora import Adapters
-from recast.proposals.store import to_png
+from recast.progress import OnProgress, ignore_progress
 from recast.rewards import base
 from recast.train import checkpoint, metrics, trackers, zero
-from recast.train.rollout import Tick
 from recast.train.trainer import StoppedError, Trainer
+from recast.weigh import static
 
 PREVIEWS = 8
 """Prompts on a sample sheet: the first ones of the training set, with the seeds of evaluation."""
@@ -42,7 +38,7 @@ class Observer:
     """Who is told how a run goes: the plan, how far an epoch is, and an epoch's metrics."""
 
     plan: Callable[[str], None] = lambda _: None
-    tick: Tick = lambda *_: None
+    on_progress: OnProgress = ignore_progress
     epoch: Watch = lambda _: None
 
 
@@ -58,7 +54,7 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
     accelerator = _accelerator(recipe, out)
     matrix = _weights(recipe, out, weights, accelerator)
     rows = prompts.load(recipe.train.prompts)
-    settings = identity(recipe, matrix, rows)
+    settings = identity.training(recipe, matrix, rows)
     folder = out / "checkpoints"
     found = checkpoint.all_of(folder)
     if found:  # before any model is loaded: another config is known at once
@@ -82,6 +78,23 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
     finally:
         trackers.finish(accelerator)
     return trainer.position.epoch
+
+
+def check_stale(recipe: Recipe, out: Path, weights: WeightMatrix) -> None:
+    """Raise `StaleError` if RUN holds a checkpoint of other settings, or of more epochs than the recipe asks for."""
+    found = checkpoint.all_of(out / "checkpoints")
+    if not found:
+        return
+    wanted = identity.training(recipe, weights, prompts.load(recipe.train.prompts))
+    if checkpoint.read_state(found[-1], wanted)[0].epoch > recipe.train.epochs:
+        raise StaleError(f"{found[-1]} was trained for longer than train.epochs = {recipe.train.epochs}")
+
+
+def finished(recipe: Recipe, out: Path) -> bool:
+    """Whether RUN holds the adapter of the recipe's last epoch."""
+    found = checkpoint.all_of(out / "checkpoints")
+    last = checkpoint.name(checkpoint.Position(recipe.train.epochs))
+    return bool(found) and found[-1].name == last and (out / "lora").is_dir()
 
 
 def _check(recipe: Recipe, out: Path) -> None:
@@ -115,10 +128,7 @@ def _weights(recipe: Recipe, out: Path, weights: Path | None, accelerator: Any) 
         if accelerator.is_main_process and not path.exists():
             settings = recipe.train
             sigmas = sd3.load(recipe.policy).sigmas(settings.steps or recipe.estimate.steps)
-            budget = recipe.weigh.budget or dict.fromkeys(recipe.rewards, 1.0)
-            share = sinkhorn.simplex(list(budget.values()), len(budget), "budget")
-            table = np.repeat(share[:, None], len(sigmas) - 1, axis=1) / (len(sigmas) - 1)
-            WeightMatrix(list(budget), sigmas, table, share, "static").save(path)
+            static(recipe.budget, sigmas).save(path)
         accelerator.wait_for_everyone()
     if not path.exists():
         raise RecastError(f"{path}: there is no W to train with: run recast weigh first, or name a file by --weights")
@@ -132,9 +142,8 @@ def _weights(recipe: Recipe, out: Path, weights: Path | None, accelerator: Any) 
 
 def _compare(recipe: Recipe, matrix: WeightMatrix, path: Path) -> None:
     """A W of another method or budget than the recipe's would be trained in silence."""
-    budget = recipe.weigh.budget or dict.fromkeys(recipe.rewards, 1.0)
-    share = sinkhorn.simplex(list(budget.values()), len(budget), "budget")
-    asked = {name: round(float(value), 6) for name, value in zip(budget, share, strict=True)}
+    share = sinkhorn.simplex(list(recipe.budget.values()), len(recipe.budget), "budget")
+    asked = {name: round(float(value), 6) for name, value in zip(recipe.budget, share, strict=True)}
     has = {name: round(float(value), 6) for name, value in zip(matrix.rewards, matrix.budget, strict=True)}
     for what, wanted, found in (("weigh.method", recipe.weigh.method, matrix.method), ("the budget", asked, has)):
         if wanted != found:
@@ -164,30 +173,8 @@ def build(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row], acceler
     if start is not None:
         adapters.load(Path(start).expanduser())
         adapters.update_old()
-    judges = {name: base.load(name, **(recipe.rewards[name] or {})) for name in matrix.rewards}
-    return Trainer(settings, policy, adapters, matrix, judges, rows, accelerator)
-
-
-def identity(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row]) -> dict[str, Any]:
-    """The settings that decide the trained adapters, by their dotted names."""
-    facts: dict[str, Any] = {
-        "policy": propose.policy_identity(recipe),
-        "rewards": {name: recipe.rewards.get(name) or {} for name in matrix.rewards},
-        "weights": weights_hash(matrix),
-        "train": recipe.train.used() | {"prompts": prompts.digest(rows)},
-    }
-    if recipe.train.lora is not None:
-        facts["train"]["lora"] = propose.adapter_hash(recipe.train.lora)
-    if recipe.train.reweigh_every:
-        facts |= {"estimate": recipe.estimate.used(), "weigh": recipe.weigh.model_dump()}
-        facts |= {"prompts": recipe.prompts.model_dump(), "proposals": propose.identity(recipe)}
-    return flatten(facts)
-
-
-def weights_hash(matrix: WeightMatrix) -> str:
-    """SHA-256 of W, its rewards and its grid."""
-    content = [matrix.rewards, matrix.sigmas.tolist(), matrix.matrix.tolist()]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    models = {name: base.load(name, **(recipe.rewards[name] or {})) for name in matrix.rewards}
+    return Trainer(settings, policy, adapters, matrix, models, rows, accelerator)
 
 
 def _loop(recipe: Recipe, out: Path, trainer: Trainer, settings: Mapping[str, Any], observer: Observer) -> None:
@@ -200,7 +187,7 @@ def _loop(recipe: Recipe, out: Path, trainer: Trainer, settings: Mapping[str, An
             from recast.train.reweigh import reweigh
 
             trainer.weights = reweigh(recipe, out, trainer)
-        values = trainer.epoch(observer.tick)
+        values = trainer.epoch(observer.on_progress)
         done = trainer.position.epoch
         if log is not None:
             log.write(values)
@@ -226,11 +213,11 @@ def due(every: int, epoch: int) -> bool:
 def _preview(trainer: Trainer, path: Path) -> None:
     texts = [row["prompt"] for row in trainer.rows[:PREVIEWS]]
     with trainer.averaged():
-        images = generate(trainer.policy, texts, [42 + k for k in range(len(texts))], steps=len(trainer.sigmas) - 1)
+        samples = generate(trainer.policy, texts, [42 + k for k in range(len(texts))], steps=len(trainer.sigmas) - 1)
     if not trainer.accelerator.is_main_process:
         return
-    artifact.write_bytes(path, to_png(torch.cat(list(images), dim=2)))
-    trackers.show(trainer.accelerator, images, path, trainer.position.step)
+    artifact.write_bytes(path, images.to_png(torch.cat(list(samples), dim=2)))
+    trackers.show(trainer.accelerator, samples, path, trainer.position.step)
 
 
 def _accelerator(recipe: Recipe, out: Path) -> Any:

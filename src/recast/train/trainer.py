@@ -19,15 +19,17 @@ from torch import Tensor
 from recast.config import TrainConfig
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
+from recast.flow.generate import start_noise
 from recast.flow.lora import Adapters
 from recast.flow.sd3 import SD3Policy
 from recast.flow.sharded import part, whole
+from recast.progress import OnProgress, ignore_progress
 from recast.prompts import Row
 from recast.rewards import base
 from recast.train import advantage, checkpoint, groups, metrics, nft, zero
 from recast.train.checkpoint import Position
 from recast.train.decay import old_decay
-from recast.train.rollout import Rollout, Tick, rollout, start_noise
+from recast.train.rollout import Rollout, rollout
 
 LOSSES = ("total", "positive", "negative", "penalty")
 PATIENCE = 10
@@ -47,12 +49,12 @@ class Trainer:
         policy: SD3Policy,
         adapters: Adapters,
         weights: WeightMatrix,
-        judges: Mapping[str, base.Reward],
+        models: Mapping[str, base.Reward],
         rows: Sequence[Row],
         accelerator: Any,
     ) -> None:
         self.settings, self.policy, self.adapters, self.weights = settings, policy, adapters, weights
-        self.judges, self.rows, self.accelerator = judges, rows, accelerator
+        self.models, self.rows, self.accelerator = models, rows, accelerator
         self.sigmas = policy.sigmas(settings.steps or weights.steps)
         self.plan = make_plan(settings, len(self.sigmas) - 1, accelerator.num_processes)
         accelerator.gradient_accumulation_steps = self.plan.accumulation
@@ -84,20 +86,20 @@ class Trainer:
         self._skipped = 0
         self._random: dict[str, Tensor] | None = None
 
-    def epoch(self, tick: Tick = lambda *_: None) -> dict[str, Any]:
+    def epoch(self, on_progress: OnProgress = ignore_progress) -> dict[str, Any]:
         """One epoch, or the rest of one that was stopped inside; returns its metrics, the same in every process."""
         number = self.position.epoch
         self._random = checkpoint.random_tensors()  # an epoch that is stopped inside is sampled and scored again
-        data, rewards = self._rollout(number, tick)
+        data, rewards = self._rollout(number, on_progress)
         members = torch.arange(self.plan.total) // self.plan.images
-        parts = advantage.parts(rewards, members, self.weights, self.settings.normalise, self.settings.spread)
+        parts = advantage.parts(rewards, members, self.weights, self.settings.normalize, self.settings.spread)
         quality = advantage.optimality(parts.sum(1), self.settings.advantage_clip).float()
-        found = metrics.reward_metrics(list(self.judges), rewards, members, parts)
+        found = metrics.reward_metrics(list(self.models), rewards, members, parts)
         found["clipped"] = float((parts.sum(1).abs() > self.settings.advantage_clip).double().mean())
         begun = time.perf_counter()
         self._trained = []
         for update in range(self.position.update, self.plan.updates):
-            self._update(data, quality, update, tick)
+            self._update(data, quality, update, on_progress)
             self.position = replace(self.position, update=update + 1, step=self.position.step + 1)
         decay = old_decay(self.position.step, self.settings.decay)
         self.adapters.update_old(decay)
@@ -119,7 +121,7 @@ class Trainer:
             "pairs_per_second": pairs / seconds["training"],
         }
 
-    def _rollout(self, epoch: int, tick: Tick) -> tuple[Rollout, Tensor]:
+    def _rollout(self, epoch: int, on_progress: OnProgress) -> tuple[Rollout, Tensor]:
         """The images of this process in the order of training, and the rewards (N, m) of all images."""
         plan, settings = self.plan, self.settings
         chosen = groups.prompts(settings.seed, epoch, plan.groups, len(self.rows))
@@ -133,7 +135,7 @@ class Trainer:
         try:
             with self.adapters.using("old"):
                 seeds = self._seeds[images, 0].tolist()
-                data = rollout(self.policy, self.judges, rows, seeds, self.sigmas, settings.sample_batch, tick)
+                data = rollout(self.policy, self.models, rows, seeds, self.sigmas, settings.sample_batch, on_progress)
         except RecastError as error:
             failure = error
         if self.anywhere(failure is not None):
@@ -146,7 +148,7 @@ class Trainer:
             raise StoppedError(f"no reward applies to any image of epoch {epoch + 1}: there is nothing to train on")
         return data, rewards
 
-    def _update(self, data: Rollout, quality: Tensor, update: int, tick: Tick = lambda *_: None) -> None:
+    def _update(self, data: Rollout, quality: Tensor, update: int, on_progress: OnProgress = ignore_progress) -> None:
         """One optimizer step: all pairs of its images, in calls of equal size."""
         plan, steps = self.plan, len(self.sigmas) - 1
         images = torch.from_numpy(self._mine[update])
@@ -166,7 +168,7 @@ class Trainer:
                     norm = self._clip(torch.cat(seen, 1), pairs[2], update)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            tick("training", update * plan.accumulation + len(seen), plan.updates * plan.accumulation)
+            on_progress("training", update * plan.accumulation + len(seen), plan.updates * plan.accumulation)
         self._count_skipped()
         self.schedule.step()
         self.ema.step(self.adapters.parameters)
@@ -184,7 +186,7 @@ class Trainer:
             self.adapters.use("old")
             old = self.policy.velocity(x, sigma, condition)
             reference = None
-            if settings.penalty > 0:
+            if settings.kl_weight > 0:
                 self.adapters.use("base")
                 reference = self.policy.velocity(x, sigma, condition)
         self.adapters.use("default")
@@ -200,7 +202,7 @@ class Trainer:
             form=settings.form,
             clip=settings.advantage_clip,
             v_base=reference,
-            penalty=settings.penalty,
+            penalty=settings.kl_weight,
         )
 
     def _backward(self, loss: Tensor) -> None:
@@ -331,7 +333,9 @@ class _Averaged:
 def make_plan(settings: TrainConfig, steps: int, processes: int) -> groups.Plan:
     """The batch plan of a recipe's training for T = `steps`."""
     pairs = max(1, round(settings.fraction * steps))
-    return groups.plan(processes, settings.groups, settings.images, settings.batch, pairs, settings.micro_batch)
+    return groups.plan(
+        processes, settings.prompts_per_epoch, settings.images_per_prompt, settings.batch, pairs, settings.micro_batch
+    )
 
 
 def _choose(steps: int, count: int, seed: int) -> Tensor:

@@ -1,0 +1,97 @@
+"""The command line: one file per verb, and everything that talks to a terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from recast import processes
+from recast._version import __version__
+from recast.cli import analyze, rewards, shapes
+from recast.cli.compare import compare
+from recast.cli.doctor import doctor
+from recast.cli.estimate import estimate
+from recast.cli.evaluate import evaluate
+from recast.cli.judge import judge
+from recast.cli.plot import plot
+from recast.cli.propose import propose
+from recast.cli.report import report
+from recast.cli.run import run
+from recast.cli.sweep import sweep
+from recast.cli.train import train
+from recast.cli.weigh import weigh
+from recast.errors import RecastError
+from recast.sweep.workers import end_with_parent
+
+__all__ = ["app", "main"]
+
+
+class _Group(TyperGroup):
+    """Turns bad input into one sentence and exit code 2, and warnings into plain lines."""
+
+    def invoke(self, ctx: Any) -> Any:
+        warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+        try:
+            return super().invoke(ctx)
+        except RecastError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="When each reward counts: from gain curves to a reward-by-timestep weight matrix.",
+)
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's own, wherever this typer keeps click
+for verb in (propose, estimate, weigh, train, evaluate, judge, report, run, sweep, doctor, compare, plot):
+    app.command()(verb)
+app.add_typer(analyze.app, name="analyze")
+app.add_typer(rewards.app, name="rewards")
+app.add_typer(shapes.app, name="shapes")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"recast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options before any verb."""
+
+
+def main() -> None:
+    """Entry point of the `recast` command."""
+    end_with_parent()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without σ gets "?", not a traceback
+    try:
+        code = app(standalone_mode=False)
+    except _USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+        else:
+            path = error.ctx.command_path if error.ctx else "recast"
+            print(f"error: {error.format_message().rstrip('.')}. See '{path} --help'.", file=sys.stderr)
+        code = 2
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    if code == 130:  # newer typers turn an interrupt into this code themselves
+        print("interrupted: run the same command again, and it goes on", file=sys.stderr)
+    processes.part()
+    sys.exit(code if isinstance(code, int) else 0)

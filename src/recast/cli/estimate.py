@@ -1,0 +1,75 @@
+"""The verb `estimate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recast.cli import show
+from recast.cli.arguments import Overrides, RecipeFile, RunFolder
+from recast.cli.console import console, duration, needs
+
+
+def estimate(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    out: RunFolder = Path("runs/recast"),
+    alpha: Annotated[float | None, typer.Option("--alpha", help="Rényi order; the recipe's unless told.")] = None,
+    reuse: Annotated[bool, typer.Option("--reuse", help="Only make curves again from the rollouts there are.")] = False,
+    until_ci: Annotated[
+        float | None,
+        typer.Option("--until-ci", min=0, help="Stop once W's 95 % interval is this narrow."),
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what it will cost, and do nothing.")] = False,
+) -> None:
+    """Measure gain curves: RUN/gains.json, and RUN/exact.json where the truth is known.
+
+    Rollouts are kept prompt by prompt in RUN/shards: started again, it goes on where it was. Start it again elsewhere
+    with the same RUN, or under torchrun, and the processes share the prompts.
+
+    Example: `recast estimate recipes/shapes.yaml --out runs/shapes`
+
+    Another order from the same rollouts: `recast estimate recipes/shapes.yaml --alpha 4 --reuse --out runs/shapes`
+
+    As many prompts as it takes: `recast estimate recipes/shapes.yaml prompts.count=816 --until-ci 0.1 --out runs/a`
+    """
+    from recast import config
+
+    changed = [*(overrides or []), *([] if alpha is None else [f"estimate.alpha={alpha}"])]
+    settings = config.load(recipe, changed)
+    if plan:
+        _plan(settings, out)
+        return
+    found = show.estimate(settings, out, reuse, until_ci)
+    if found is None:  # another process of this launcher writes the curves
+        raise typer.Exit
+    curves, truth = found
+    if until_ci is not None:
+        from recast.estimate import stage
+
+        used = 0 if curves.D_prompts is None else len(curves.D_prompts)
+        found = stage.width(settings, curves)
+        met = "narrow enough" if found <= until_ci else f"not {until_ci:g} yet: give it more prompts"
+        console.print(f"after {used} prompts the interval of W is {found:.3f}, {met}")
+    names = "gains.json" if truth is None else "gains.json and exact.json"
+    console.print(f"wrote {names} in {out}", soft_wrap=True)
+
+
+def _plan(settings: Any, out: Path) -> None:
+    with needs("estimating", "train"):
+        from recast.estimate import plan as planning
+
+        made = planning.plan(settings, out)
+    from recast.cli import tables
+
+    facts = {
+        "prompts": made.prompts,
+        "velocity evaluations": made.evaluations,
+        "the paper's (Alg. 1, K = 16)": made.paper_evaluations,
+        "images decoded": made.images,
+        "reward calls": made.reward_calls,
+        "time on this device, one process": duration(made.seconds),
+    }
+    console.print(tables.plan_table(facts))

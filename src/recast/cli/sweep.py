@@ -1,0 +1,51 @@
+"""The verb `sweep`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recast.cli import show
+from recast.cli.arguments import Jobs, Overrides, RecipeFile, RunFolder
+from recast.cli.console import console, needs
+from recast.cli.jobs import observer
+
+
+def sweep(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    out: RunFolder = Path("runs/sweep"),
+    jobs: Jobs = None,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Print a command a policy, for a queue, and train nothing.")
+    ] = False,
+) -> None:
+    """Compare methods over budgets and seeds, matched pair by pair: train, evaluate and report all of them.
+
+    Example: `recast sweep recipes/shapes.yaml --out runs/sweep`
+
+    For a queue: `recast sweep recipes/sd35/ocr.yaml --out runs/sweep --print > commands.txt`, and when all are done
+    `recast report runs/sweep`
+    """
+    from recast import config
+
+    settings = config.load(recipe, overrides or [])
+    with needs("sweeping", "train"):
+        from recast.sweep import jobs as planning
+        from recast.sweep import stage
+    chosen = settings.sweep
+    budgets = planning.budgets_of(settings, chosen.budgets)
+    planned = planning.jobs_of(settings, out, chosen.methods, chosen.seeds, budgets)
+    curves, _ = stage.curves_of(settings, out, observer())
+    if print_only:
+        settings.save(out / "recipe.yaml")
+        for job in planned:
+            planning.prepare(settings, out / "recipe.yaml", curves, job)
+        for line in planning.command_lines(planned, out / "recipe.yaml"):
+            console.print(line, soft_wrap=True)
+        return
+    made = stage.compare(settings, out, curves, planned, jobs, observer())
+    if made is not None:
+        show.report(made, 2)

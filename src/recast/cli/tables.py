@@ -1,0 +1,214 @@
+"""Tables for the terminal, with rich."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from recast.core import renyi
+from recast.core.curves import Comparison, GainCurves, Remaining
+from recast.core.weights import WeightMatrix
+from recast.report.render import Table as ReportTable
+
+SHADES, ASCII_SHADES = " ░▒▓█", " .:*#"
+LITTLE_GAIN = 0.02
+"""Total gain below which a curve is mostly noise: a reward that starts near its ceiling measured 0.009."""
+
+
+def weights_table(weights: WeightMatrix, curves: GainCurves) -> Table:
+    """One row per reward: budget, total gain, and the steps where gain and weight peak."""
+    table = Table(title=f"W by {weights.method}, T = {weights.steps}", title_justify="left")
+    for header in ("reward", "budget", "total gain", "gain peaks at t", "W peaks at t"):
+        table.add_column(header, justify="left" if header == "reward" else "right", overflow="fold")
+    for i, name in enumerate(weights.rewards):
+        total, peak = "-", "-"
+        if name in curves.rewards:
+            row = curves.rewards.index(name)
+            total, peak = f"{curves.total[row]:.4g}", str(int(curves.gains[row].argmax()) + 1)
+        top = str(int(weights.matrix[i].argmax()) + 1)
+        table.add_row(name, f"{weights.budget[i]:.4g}", total, peak, top)
+    return table
+
+
+def heatmap(weights: WeightMatrix, width: int = 80, shades: str = SHADES) -> list[Text]:
+    """W relative to static, a line per reward, a cell per step: blank at 0, half at 1, full from 2 on.
+
+    Shade and colour say the same, so it reads without either. Steps share cells where they do not fit.
+    """
+    label = min(max(len(name) for name in weights.rewards), width // 3)
+    room = max(1, width - label - 2)
+    cells = min(weights.steps, room)
+    wide = 2 if 2 * cells <= min(room, 40) else 1
+    lines = [Text(f"{'':{label}}  clean → noise   ({shades[2]} static weight, {shades[4]} twice that or more)")]
+    for i, name in enumerate(weights.rewards):
+        share = weights.matrix[i] * weights.steps / max(weights.budget[i], 1e-300)
+        line = Text(f"{name[:label]:{label}}  ")
+        for part in np.array_split(np.clip(share / 2, 0, 1), cells):
+            value = float(part.mean())
+            blue = int(255 - 175 * value)
+            line.append(shades[round(value * (len(shades) - 1))] * wide, style=f"rgb({blue},{blue},255)")
+        lines.append(line)
+    return lines
+
+
+def notes(weights: WeightMatrix, curves: GainCurves) -> list[str]:
+    """What a reader of W should know: rewards without a curve, and curves with hardly any gain."""
+    said = []
+    for name in weights.rewards:
+        if name not in curves.rewards:
+            close = difflib.get_close_matches(name, curves.rewards, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            said.append(f"{name} has no gain curve{hint}: its budget is spread by the shared column factors alone")
+            continue
+        total = float(curves.total[curves.rewards.index(name)])
+        if total <= renyi.ROUNDING:
+            said.append(f"{name} has no gain at any step: it is weighed as if it had no curve")
+        elif total < LITTLE_GAIN:
+            said.append(
+                f"{name} has almost no gain to give (total {total:.2g} < {LITTLE_GAIN}): the shape of its row is "
+                "mostly noise, as mean-normalising makes it as large as any other"
+            )
+    return said
+
+
+def running_table(curves: GainCurves) -> Table:
+    """Curves while they are measured: total gain and its 95 % interval over prompts, and where the gain peaks."""
+    table = Table(title_justify="left")
+    for header in ("reward", "total gain", "95 %", "peak t"):
+        table.add_column(header, justify="left" if header == "reward" else "right")
+    bands = curves.intervals()["gains"].sum(axis=-1) if curves.D_prompts is not None else None
+    for i, name in enumerate(curves.rewards):
+        interval = "-" if bands is None else f"{bands[0, i]:.3f} … {bands[1, i]:.3f}"
+        table.add_row(name, f"{curves.total[i]:.3f}", interval, str(int(curves.gains[i].argmax()) + 1))
+    return table
+
+
+def orders_table(swept: Mapping[float, GainCurves]) -> Table:
+    """Where each reward's gain peaks at each order, and how high above its own mean."""
+    rewards = next(iter(swept.values())).rewards
+    table = Table(title="peak t (normalised gain there)", title_justify="left")
+    for header in ("α", *rewards):
+        table.add_column(header, justify="right")
+    for order, curves in swept.items():
+        rows = curves.normalized()
+        table.add_row(f"{order:g}", *(f"{int(row.argmax()) + 1} ({row.max():.2f}×)" for row in rows))
+    return table
+
+
+def plan_table(facts: Mapping[str, Any]) -> Table:
+    """What a run will cost, one line a quantity."""
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in facts.items():
+        table.add_row(name, value if isinstance(value, str) else f"{value:,}")
+    return table
+
+
+def comparison_table(rows: Sequence[Comparison], first: str, second: str) -> Table:
+    """The paper's surrogate-sensitivity table."""
+    table = Table(title=f"{first} → {second}", title_justify="left")
+    for header in ("reward", "Pearson r", "Spearman ρ", "peak t", "total gain"):
+        table.add_column(header, justify="left" if header == "reward" else "right")
+    for row in rows:
+        peaks = f"{row.peaks[0]} → {row.peaks[1]}"
+        table.add_row(row.reward, f"{row.pearson:.3f}", f"{row.spearman:.3f}", peaks, f"{row.total_ratio:.2f}×")
+    return table
+
+
+def remaining_table(rows: Sequence[Remaining], first: str, second: str) -> Table:
+    """The paper's curve-drift table."""
+    table = Table(title="total gain", title_justify="left")
+    for header in ("reward", first, second, "remaining"):
+        table.add_column(header, justify="left" if header == "reward" else "right")
+    for row in rows:
+        table.add_row(row.reward, f"{row.base:.3f}", f"{row.now:.3f}", f"{row.ratio:.2f}×", end_section=row is rows[-2])
+    return table
+
+
+def scores_table(scores: Any) -> Table:
+    """One row per reward of an evaluated policy: mean, standard error of the mean, and where it applies."""
+    table = Table(title=f"{scores.method} on {len(scores.images)} images", title_justify="left")
+    for header in ("reward", "kind", "mean", "± s.e.", "applies"):
+        table.add_column(header, justify="left" if header in ("reward", "kind") else "right")
+    for name, values in zip(scores.rewards, scores.values, strict=True):
+        known = values[~np.isnan(values)]
+        mean, error = "-", "-"
+        if len(known) > 1:
+            mean, error = f"{known.mean():.4g}", f"{known.std(ddof=1) / len(known) ** 0.5:.2g}"
+        kind = "trained" if name in scores.trained else "held out"
+        table.add_row(name, kind, mean, error, f"{len(known) / len(values):.0%}")
+    return table
+
+
+def rewards_table(entries: Mapping[str, Any], missing: Mapping[str, Sequence[str]]) -> Table:
+    """One row per reward: what it is, its range, and whether anything is missing here."""
+    table = Table(title="rewards", title_justify="left")
+    for header in ("name", "what", "range", "here"):
+        table.add_column(header, no_wrap=header == "name")
+    for name, entry in entries.items():
+        state = "incomplete" if missing[name] else "see below" if entry.remark else "ready"
+        table.add_row(name, entry.what, entry.range, state)
+    return table
+
+
+def check_table(outcomes: Sequence[Any]) -> Table:
+    """One row per trial of a reward's self-test."""
+    table = Table(title="trials", title_justify="left")
+    for header in ("what must hold", "higher", "lower", "verdict"):
+        table.add_column(header, justify="left" if header in ("what must hold", "verdict") else "right")
+    for each in outcomes:
+        table.add_row(each.what, f"{each.better:.4g}", f"{each.worse:.4g}", "holds" if each.passed else "WRONG")
+    return table
+
+
+def doctor_table(found: Any) -> Table:
+    """One row per reward of a diagnosis: scale, spread, and its share of the advantage beside its budget."""
+    title = "rewards before training (std: within groups; flat: groups without any; share: of the variance)"
+    table = Table(title=title, title_justify="left")
+    for header in ("reward", "applies", "mean", "range", "std", "flat", "budget", "share"):
+        table.add_column(header, justify="left" if header == "reward" else "right", no_wrap=header == "reward")
+    for k, name in enumerate(found.names):
+        table.add_row(
+            name,
+            f"{found.applies[k]:.0%}",
+            *("-" if found.applies[k] == 0 else text for text in _spread(found, k)),
+            f"{found.budget[k]:.0%}",
+            f"{found.share[k]:.0%}",
+        )
+    return table
+
+
+def _spread(found: Any, k: int) -> tuple[str, ...]:
+    scale = f"{found.low[k]:.2g} to {found.high[k]:.2g}"
+    return f"{found.mean[k]:.3g}", scale, f"{found.group_std[k]:.2g}", f"{found.zero_std[k]:.0%}"
+
+
+def correlation_table(names: Sequence[str], correlations: Any) -> Table:
+    """Correlations of rewards within groups."""
+    table = Table(title="correlation within groups", title_justify="left")
+    table.add_column("", justify="left", overflow="fold")
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    for name, row in zip(names, correlations, strict=True):
+        table.add_row(name, *("-" if value != value else f"{value:.2f}" for value in row))
+    return table
+
+
+def report_table(table: ReportTable) -> Table:
+    """A table of the report, for a terminal."""
+    made = Table(title=table.title, title_justify="left", caption="\n".join(table.notes) or None)
+    made.caption_justify = "left"
+    for k, name in enumerate(table.header):
+        made.add_column(name, justify="left" if k == 0 else "right")
+    for row in table.rows:
+        cells = [Text(f"{cell.text} ±{cell.spread}" if cell.spread else cell.text) for cell in row]
+        for cell, text in zip(row, cells, strict=True):
+            text.stylize("bold" if cell.bold else "")
+        made.add_row(*cells)
+    return made

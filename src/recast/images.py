@@ -1,0 +1,63 @@
+"""Images to and from the bytes of image files."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recast.errors import RecastError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["SUFFIXES", "UndecodableError", "inspect", "to_array", "to_png"]
+
+SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp"}
+"""File suffix of every supported image format."""
+
+
+class UndecodableError(RecastError):
+    """The bytes are not an image; requesting them again may help."""
+
+
+def inspect(content: bytes, smallest: int, what: str) -> tuple[str, int, int]:
+    """Suffix, width and height of an image that decodes and has at least `smallest` pixels per side.
+
+    `what` names the image in the error message.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            image.load()
+            suffix, (width, height) = SUFFIXES.get(image.format or ""), image.size
+    except Exception as error:  # PIL raises many kinds for a broken file
+        raise UndecodableError(f"{what} cannot be decoded as an image: {error}") from error
+    if suffix is None:
+        raise RecastError(f"{what} has the format {image.format}; supported formats are {', '.join(SUFFIXES)}")
+    if min(width, height) < smallest:
+        raise RecastError(f"{what} is {width}×{height} pixels, below the minimum of {smallest} pixels per side")
+    return suffix, width, height
+
+
+def to_png(image: Tensor) -> bytes:
+    """PNG file of an image (3, H, W) with values in [0, 1]."""
+    from PIL import Image
+
+    levels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(levels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def to_array(content: bytes, side: int) -> NDArray[np.float32]:
+    """Array (3, side, side) in [0, 1] of an image file: centre-cropped to a square, then resized."""
+    from PIL import Image, ImageOps
+
+    with Image.open(io.BytesIO(content)) as image:
+        square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BICUBIC)
+    pixels: NDArray[np.float32] = np.asarray(square, np.float32).transpose(2, 0, 1) / np.float32(255)
+    return pixels

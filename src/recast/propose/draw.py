@@ -1,0 +1,50 @@
+"""Proposals that are drawn here: by the renderer of the embedded world, or by the policy itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from recast import identity, images
+from recast.config import Recipe
+from recast.errors import RecastError
+from recast.flow import sampling, sd3
+from recast.flow.policy import conditioned
+from recast.progress import Progress
+from recast.prompts import Row
+from recast.propose.store import Store
+from recast.shapes import render
+
+__all__ = ["draw"]
+
+
+def draw(recipe: Recipe, rows: dict[str, Row], kept: Store, missing: list[tuple[str, int]], progress: Progress) -> None:
+    """Images of the renderer, or of the policy by the sampler that its own rollouts use."""
+    policy = sd3.load(recipe.policy) if recipe.propose.source == "policy" else None
+    for prompt, number in progress(missing, "making proposals", len(missing)):
+        seed = identity.seed_of(recipe.propose.seed, prompt, number)
+        if policy is None:
+            if "include" not in rows[prompt]:
+                raise RecastError(f"the renderer knows prompts of the shapes world only, not {prompt!r}")
+            image = render.render([rows[prompt]], seed)[0]
+        else:
+            image = policy.decode(_posterior_sample(policy, recipe, prompt, seed))[0]
+        kept.add(prompt, number, images.to_png(image))
+
+
+def _posterior_sample(policy: Any, recipe: Recipe, prompt: str, seed: int) -> Any:
+    """One sample of π_old, x_0 | x_1, by the chain that rollouts follow.
+
+    With the few deterministic steps of training, images would differ in law from the rollouts' and D would not be
+    monotone for that reason alone.
+    """
+    random = torch.Generator().manual_seed(seed)
+    condition = policy.condition([prompt])
+
+    def noise(_level: int = 0) -> torch.Tensor:
+        return torch.randn(1, *policy.latent_shape, generator=random).to(condition.embeds.device)
+
+    levels = [*sampling.rollout_levels(policy.sigmas(recipe.estimate.steps), recipe.estimate.spacing), 1.0]
+    with torch.no_grad():
+        return sampling.sample(conditioned(policy, condition), noise(), levels, method="ancestral2", noise=noise)

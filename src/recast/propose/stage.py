@@ -1,0 +1,52 @@
+"""`recast propose`: N images of π⁺ for every prompt, checked, hashed and kept in RUN/proposals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recast import identity, prompts
+from recast.config import Recipe
+from recast.errors import RecastError
+from recast.progress import Progress
+from recast.propose import api, store
+from recast.rewards import base
+
+
+def propose(recipe: Recipe, out: Path, progress: Progress) -> Path:
+    """Make what is missing, then write the manifest; returns its path. What is there is not made again."""
+    if recipe.world.kind != "images":
+        raise RecastError(f"a world of the kind {recipe.world.kind} makes its own proposals: there are none to get")
+    rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
+    texts = [row["prompt"] for row in rows]
+    settings, samples = recipe.propose, recipe.estimate.samples
+    for name in recipe.rewards:  # before images are paid for: a name that no later stage knows
+        base.find(name)
+    client = api.Client(settings) if settings.endpoint is not None else None  # a missing key leaves no folder behind
+    kept = store.Store(out / "proposals", identity.proposals(recipe), settings.smallest)
+    with kept.alone():
+        missing = kept.missing(texts, samples)
+        if missing:
+            if client is not None:
+                api.fetch(client, kept, missing, progress)
+            elif settings.source == "folder":
+                _copy(Path(settings.folder or ""), kept, missing, progress)
+            else:
+                from recast.propose import draw  # torch, which images of an API or a folder do not need
+
+                draw.draw(recipe, {row["prompt"]: row for row in rows}, kept, missing, progress)
+        return kept.write_manifest(texts, samples, recipe.generator)
+
+
+def _copy(folder: Path, kept: store.Store, missing: list[tuple[str, int]], progress: Progress) -> None:
+    found = store.read_manifest(folder)
+    for prompt, number in progress(missing, "copying proposals", len(missing)):
+        files = found.get(prompt, [])
+        if number >= len(files):
+            raise RecastError(
+                f"{folder} has {len(files)} images for the prompt {prompt!r}, but {number + 1} are needed"
+            )
+        try:
+            content = files[number].read_bytes()
+        except OSError as error:
+            raise RecastError(f"{files[number]}: the image cannot be read: {error.strerror or error}") from error
+        kept.add(prompt, number, content)

@@ -1,0 +1,136 @@
+"""The folder of proposals: images by prompt, written one by one, and a manifest of them all.
+
+An image's name is made of its prompt and number, so an image that is there is never made again, in whatever
+order prompts come. `manifest.jsonl` (prompt, file, generator, sha256, width, height) is also what the `folder`
+source reads, so one run's proposals can serve another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recast import identity, images
+from recast.core import artifact
+from recast.errors import RecastError
+from recast.images import SUFFIXES, UndecodableError
+
+FORMAT = "recast.proposals"
+
+
+def key(prompt: str, number: int) -> str:
+    """File stem of a prompt's image `number`."""
+    return f"{hashlib.sha256(prompt.encode()).hexdigest()[:16]}-{number:03d}"
+
+
+@dataclass
+class Store:
+    """Proposals in `folder`, made by `settings`; another source's images are never mixed in."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+    smallest: int = 64
+
+    def __post_init__(self) -> None:
+        from PIL import Image  # noqa: F401  # now, and not when the first image has been paid for
+
+        path = self.folder / "settings.json"
+        if path.exists():
+            known = artifact.mapping(artifact.read(path, FORMAT), "settings", path)
+            identity.require_same(known, self.settings, f"{self.folder} holds proposals made")
+        else:
+            artifact.write(path, FORMAT, {"settings": dict(self.settings)})
+        (self.folder / "images").mkdir(exist_ok=True)
+        self._files = {
+            path.stem: path for path in (self.folder / "images").iterdir() if path.suffix in SUFFIXES.values()
+        }
+
+    @classmethod
+    def open(cls, folder: Path, settings: Mapping[str, Any], smallest: int) -> Store:
+        """A folder of proposals that is there already."""
+        if not (folder / "settings.json").exists():
+            raise RecastError(f"there are no proposals in {folder}: run `recast propose` with the same --out first")
+        return cls(folder, settings, smallest)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Refuse a second process in this folder: the two would ask for the same images."""
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            yield
+            return
+        with (self.folder / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RecastError(f"another process is getting proposals in {self.folder}: let it finish") from error
+            yield
+
+    def missing(self, prompts: Sequence[str], samples: int) -> list[tuple[str, int]]:
+        """The (prompt, number) pairs that have no image yet, in order."""
+        return [(prompt, k) for prompt in prompts for k in range(samples) if key(prompt, k) not in self._files]
+
+    def add(self, prompt: str, number: int, content: bytes) -> Path:
+        """Keep an image as it came, once it is checked; the file appears whole or not at all."""
+        what = f"the proposal {number} for the prompt {prompt!r}"
+        try:
+            suffix, _, _ = images.inspect(content, self.smallest, what)
+        except UndecodableError:
+            raise
+        except RecastError as error:  # an image, and perhaps paid for: whoever set the limit may want it back
+            rejected = self.folder / "rejected" / key(prompt, number)
+            rejected.parent.mkdir(exist_ok=True)
+            rejected.write_bytes(content)
+            raise RecastError(f"{error}; it is kept as {rejected}") from error
+        path = self.folder / "images" / f"{key(prompt, number)}{suffix}"
+        artifact.write_bytes(path, content)
+        self._files[path.stem] = path
+        return path
+
+    def path(self, prompt: str, number: int) -> Path:
+        """Where an image is."""
+        try:
+            return self._files[key(prompt, number)]
+        except KeyError:
+            raise RecastError(
+                f"{self.folder} has no proposal {number} for the prompt {prompt!r}: run `recast propose` first"
+            ) from None
+
+    def write_manifest(self, prompts: Sequence[str], samples: int, generator: str) -> Path:
+        """`manifest.jsonl`, one line an image, with its hash and size."""
+        lines = []
+        for prompt in prompts:
+            for k in range(samples):
+                path = self.path(prompt, k)
+                content = path.read_bytes()
+                _, width, height = images.inspect(content, self.smallest, str(path))
+                row: dict[str, Any] = {"prompt": prompt, "file": f"images/{path.name}", "generator": generator}
+                row |= {"sha256": hashlib.sha256(content).hexdigest(), "width": width, "height": height}
+                lines.append(json.dumps(row, ensure_ascii=False))
+        return artifact.write_text(self.folder / "manifest.jsonl", "\n".join(lines) + "\n")
+
+
+def read_manifest(folder: Path) -> dict[str, list[Path]]:
+    """Image files of each prompt in a folder with a manifest (JSONL: prompt, file, generator)."""
+    path = folder / "manifest.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecastError(f"{path}: the manifest cannot be read: {error}") from error
+    found: dict[str, list[Path]] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            file, prompt = folder / row["file"], str(row["prompt"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecastError(f"{path}, line {number}: a line has prompt, file and generator ({error!r})") from error
+        if not file.is_file():
+            raise RecastError(f"{path}, line {number}: there is no image {file}")
+        found.setdefault(prompt, []).append(file)
+    return found

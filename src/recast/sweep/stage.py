@@ -1,0 +1,113 @@
+"""`recast run` and `recast sweep`: every stage of a recipe, skipped where nothing has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recast import processes
+from recast.config import Recipe
+from recast.core.curves import GainCurves
+from recast.core.weights import WeightMatrix
+from recast.errors import StaleError
+from recast.estimate import stage as estimation
+from recast.progress import Progress, no_progress
+from recast.propose import stage as proposing
+from recast.report import stage as reporting
+from recast.sweep import jobs, workers
+from recast.sweep.jobs import Job
+
+__all__ = ["Observer", "compare", "cost_sentence", "curves_of"]
+
+Watch = Callable[[Mapping[Job, str]], None]
+_PAPER_ROLLOUTS = 16
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Callbacks that display a run: sentences, progress bars, the estimate's status, and the running jobs."""
+
+    note: Callable[[str], None] = lambda _: None
+    progress: Progress = no_progress
+    estimating: Callable[[], AbstractContextManager[Any]] = nullcontext
+    running: Callable[[Sequence[Job], int], AbstractContextManager[Watch]] = lambda *_: nullcontext(lambda _: None)
+
+
+def curves_of(recipe: Recipe, out: Path, observer: Observer) -> tuple[GainCurves, GainCurves | None]:
+    """Proposals, then gain curves, and the exact ones where they are known; stale results are set aside."""
+    if recipe.world.kind == "images":
+        if processes.RANK == 0:
+            _fresh(lambda: proposing.propose(recipe, out, observer.progress), out / "proposals", observer)
+        processes.wait()
+        found = estimation.up_to_date(recipe, out)
+        if found is not None:
+            return found, None
+
+    def estimate() -> tuple[GainCurves, GainCurves | None] | None:
+        with observer.estimating() as watch:
+            return estimation.estimate(recipe, out, no_progress, watch=watch)
+
+    made = _fresh(estimate, out / "shards", observer)
+    return (GainCurves.load(out / "gains.json"), None) if made is None else made
+
+
+def _fresh(call: Callable[[], Any], folder: Path, observer: Observer) -> Any:
+    """What a stage makes; made once more from nothing if its folder belongs to other settings."""
+    try:
+        return call()
+    except StaleError as error:
+        if processes.COUNT > 1:  # the others have seen the old folder
+            raise
+        observer.note(f"note: {jobs.set_aside(folder, error)}")
+        return call()
+
+
+def compare(
+    recipe: Recipe, out: Path, curves: GainCurves, planned: Sequence[Job], most: int | None, observer: Observer
+) -> reporting.Report | None:
+    """Train and evaluate every job, `most` at a time, then report; None on all processes but the first.
+
+    Under a launcher jobs run one after the other, each on all processes.
+    """
+    path = out / "recipe.yaml"
+    if processes.RANK == 0:
+        recipe.save(path)
+        for job in planned:
+            said = jobs.prepare(recipe, path, curves, job)
+            if said is not None:
+                observer.note(f"note: {said}")
+    processes.wait()
+    # The base is short: last, where a device is free.
+    order = sorted((job for job in planned if not jobs.finished(path, job)), key=lambda job: job.method is None)
+    if processes.COUNT > 1:
+        for job in order:
+            jobs.run_here(job, path)
+    elif order:
+        count = min(most or workers.workers_here(), len(order))
+        facts = ", ".join(f"{number} {name}" for name, number in jobs.facts(planned).items())
+        observer.note(f"comparing {facts}, {count} at a time")
+        with observer.running(order, recipe.train.epochs) as watch:
+            workers.run_jobs(order, path, count, watch)
+    if processes.RANK > 0:
+        return None
+    return reporting.report([job.folder for job in planned], out / "report")
+
+
+def cost_sentence(recipe: Recipe, curves: GainCurves, weights: WeightMatrix, exact: WeightMatrix | None) -> str:
+    """What the curves cost compared with Alg. 1, and how far W is from the exact one where that is known."""
+    settings = recipe.estimate
+    spent = int(curves.provenance["velocity_evaluations"])
+    cost = f"W comes from {spent:,} velocity evaluations"
+    if exact is not None:
+        off = float(np.abs(weights.matrix - exact.matrix).sum())
+        cost = f"W is {off:.1%} (L1) away from the W of the exact curves, for {spent:,} velocity evaluations"
+    if settings.estimator == "paper":
+        return f"{cost}, by Alg. 1 at K = {settings.rollouts} (the paper's K is {_PAPER_ROLLOUTS})"
+    prompts = len(curves.D_prompts) if curves.D_prompts is not None else 1
+    algorithm = prompts * settings.samples * _PAPER_ROLLOUTS * settings.steps * (settings.steps + 1) // 2
+    return f"{cost}; Alg. 1 at K = {_PAPER_ROLLOUTS} takes {algorithm:,}"

@@ -1,0 +1,274 @@
+"""Comparisons of methods, budgets and seeds: planned and matched, skipped, set aside, and run as commands."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from recast import GainCurves, WeightMatrix, config
+from recast.cli import app
+from recast.core import schedule
+from recast.errors import RecastError
+from recast.report import stage as reporting
+from recast.sweep import jobs as planning
+from recast.sweep import workers
+
+RECIPE = """
+world: {kind: images}
+policy: {model: shapes}
+rewards: {detail: {}, background: {}}
+estimate: {steps: 4, samples: 2, noisings: 1}
+prompts: {source: shapes:train, count: 2}
+train: {epochs: 1, groups: 4, images: 2, batch: 8, rank: 4, alpha: 8, trackers: [], preview_every: 0}
+evaluate: {count: 4, steps: 2, guidance: 1, judges: {census: {}}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def curves() -> GainCurves:
+    D = np.array([[0.9, 0.3, 0.2, 0.1, 0.0], [0.9, 0.8, 0.7, 0.1, 0.0]])
+    return GainCurves(("detail", "background"), schedule.from_shift(4), D)
+
+
+def grid_of_the_policy() -> GainCurves:
+    from recast.flow import sd3
+
+    found = curves()
+    return GainCurves(found.rewards, sd3.load(config.policy(model="shapes")).sigmas(4), found.D)
+
+
+def test_the_papers_five_budgets() -> None:
+    settings = config.Recipe.model_validate({"rewards": {name: {} for name in ("clip", "hps", "pick", "ocr")}})
+    found = [tuple(int(value) for value in budget.values()) for budget in planning.budgets_of(settings, [])]
+    assert found == [(1, 1, 1, 1), (1, 1, 1, 2), (1, 1, 2, 1), (1, 2, 1, 1), (2, 1, 1, 1)]
+    assert planning.budgets_of(settings, [{"clip": 3.0}]) == [{"clip": 3.0}]
+    with pytest.raises(
+        RecastError, match="sweep.budgets names 'clop', but the recipe's rewards are clip, hps, pick, ocr"
+    ):
+        planning.budgets_of(settings, [{"clop": 3.0}])
+    with pytest.raises(RecastError, match="a sweep trains policies that make images"):
+        planning.budgets_of(config.Recipe.model_validate({"world": {"kind": "mixture"}}), [])
+    for wrong in ({"seeds": []}, {"seeds": [-1]}, {"methods": []}):
+        with pytest.raises(ValueError, match="sweep"):
+            config.Recipe.model_validate({"sweep": wrong})
+
+
+def test_the_papers_thirty_runs_are_matched(recipe: Path, tmp_path: Path) -> None:
+    settings = config.load(recipe)
+    budgets = [{"detail": 1.0, "background": float(k)} for k in range(1, 6)]
+    jobs = planning.jobs_of(settings, tmp_path, ["static", "sinkhorn"], [0, 1, 2], budgets)
+    assert len(jobs) == 31
+    assert planning.facts(jobs) == {"methods": 2, "budgets": 5, "seeds": 3, "runs": 30}
+    assert len({job.folder for job in jobs}) == 31
+    for first, second in zip(jobs[1::2], jobs[2::2], strict=True):
+        a, b = (config.load(recipe, job.overrides) for job in (first, second))
+        assert (a.weigh.method, b.weigh.method) == ("static", "sinkhorn")
+        assert a.model_copy(update={"weigh": b.weigh}) == b
+        assert a.weigh.budget == b.weigh.budget == dict(first.budget)
+    assert str(jobs[-1].folder).endswith("b1-5/sinkhorn-s2")
+
+
+def test_a_job_is_made_once_and_anew_when_its_settings_change(recipe: Path, tmp_path: Path) -> None:
+    found, out = grid_of_the_policy(), tmp_path / "out"
+
+    def go(*changes: str) -> list[str | None]:
+        settings = config.load(recipe, changes)
+        path = settings.save(out / "recipe.yaml")
+        jobs = planning.jobs_of(settings, out, ["static", "sinkhorn"], [0], [{"detail": 1.0, "background": 1.0}])
+        said = [planning.prepare(settings, path, found, job) for job in jobs]
+        for job in jobs:
+            if not planning.finished(path, job):
+                planning.run_here(job, path)
+                made.append(job.folder.name)
+            assert planning.finished(path, job)
+        return said
+
+    made: list[str] = []
+    assert go() == [None, None, None]
+    assert made == ["base", "static-s0", "sinkhorn-s0"]
+    W = WeightMatrix.load(out / "sinkhorn-s0/weights.json")
+    assert W.method == "sinkhorn"
+    lora = (out / "sinkhorn-s0/lora/pytorch_lora_weights.safetensors").read_bytes()
+    made.clear()
+    assert go() == [None, None, None]
+    assert made == []
+    said = go("evaluate.steps=3")  # images, not adapters
+    assert [str(each).startswith(f"{out}") for each in said] == [True] * 3
+    assert "holds images made with evaluate.steps = 2, not 3; it is now scores.stale-1, and is made anew" in str(
+        said[1]
+    )
+    assert (out / "sinkhorn-s0/lora/pytorch_lora_weights.safetensors").read_bytes() == lora
+    said = go("evaluate.steps=3", "train.beta=0.2")
+    assert said[0] is None
+    assert "was trained with train.beta = 0.1, not 0.2; it is now sinkhorn-s0.stale-1" in str(said[2])
+    assert (out / "sinkhorn-s0/lora/pytorch_lora_weights.safetensors").read_bytes() != lora
+    assert (out / "sinkhorn-s0.stale-1/lora/pytorch_lora_weights.safetensors").read_bytes() == lora
+    made.clear()
+    said = go("evaluate.steps=3", "train.beta=0.2", "train.epochs=2")  # goes on
+    assert "scores holds images of an earlier epoch; it is now scores.stale-1" in str(said[1])
+    assert made == ["static-s0", "sinkhorn-s0"]
+    assert planning.Job(out / "static-s0", "static", (), 0, ()).epochs_done() == 2
+    report = reporting.report([out], out / "report")
+    assert "aggregate" in report.found
+
+
+def test_commands_for_a_queue(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed is what a job runs, and W is there for it."""
+    monkeypatch.setattr("recast.sweep_cli.curves_of", lambda *_: (curves(), None))
+    words = ["sweep", str(recipe), "sweep.seeds=[7]", "--out", str(tmp_path / "s w"), "--print"]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert len(lines) == 7  # the base, then two methods at three budgets
+    assert lines[0].startswith("recast evaluate ")
+    assert lines[0].endswith("--base")
+    assert "b1-2/sinkhorn-s7' && recast evaluate '" in lines[4]
+    assert "'weigh.budget={detail: 1, background: 2}' train.seed=7" in lines[4]
+    W = WeightMatrix.load(tmp_path / "s w/b1-2/sinkhorn-s7/weights.json")
+    np.testing.assert_allclose(W.budget, [1 / 3, 2 / 3])
+
+
+class Command(planning.Job):
+    """A job that runs other commands."""
+
+    def commands(self, recipe: Path) -> list[list[str]]:
+        return json.loads(self.overrides[0])
+
+
+def command(*words: list[str]) -> Command:
+    return Command(Path(json.dumps(words)), "static", (), 0, (json.dumps(words),))
+
+
+def test_a_job_that_fails_stops_the_rest_in_one_sentence(tmp_path: Path) -> None:
+    bad = command(["weigh", str(tmp_path / "nowhere.json")])
+    with pytest.raises(RecastError, match="`recast weigh .*nowhere.json` failed: .*nowhere.json: cannot be read"):
+        workers.run_jobs([bad, command(["--version"])], tmp_path, 1, lambda _: None)
+
+
+def test_jobs_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """kill −9 of `recast run` must not leave a training behind that a second start would collide with."""
+    script = (
+        "import os, sys, time, threading\n"
+        "from recast.sweep import workers\n"
+        "if len(sys.argv) == 1:\n"
+        "    import subprocess\n"
+        "    os.environ[workers.PARENT] = str(os.getpid())\n"
+        "    child = subprocess.Popen([sys.executable, __file__, 'job'])\n"
+        "    print(child.pid, flush=True)\n"
+        "else:\n"
+        "    workers.end_with_parent()\n"
+        "time.sleep(60)\n"
+    )
+    path = tmp_path / "parent.py"
+    path.write_text(script)
+    parent = subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    time.sleep(1.5)
+    os.kill(child, 0)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{child}/stat").read_text().split()[2]
+        except FileNotFoundError:
+            break
+        if state == "Z":
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the job outlived its parent")
+
+
+def test_each_job_gets_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(workers.processes, "cores", lambda: 8)
+    assert workers.environment(1, 2)["OMP_NUM_THREADS"] == "4"
+    assert workers.workers_here() == 8
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert workers.environment(1, 4)["CUDA_VISIBLE_DEVICES"] == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    assert workers.environment(1, 2)["CUDA_VISIBLE_DEVICES"] == "7"
+    assert workers.workers_here() == 4
+
+
+def test_run_goes_from_the_recipe_to_the_page(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All stages in this process; a second run makes nothing, and another π⁺ seed sets proposals aside."""
+
+    def here(jobs: Any, path: Path, workers: int, watch: Any) -> None:
+        for job in jobs:
+            ran.append(job.folder.name)
+            planning.run_here(job, path)
+
+    ran: list[str] = []
+    monkeypatch.setattr(workers, "run_jobs", here)
+    out = tmp_path / "out"
+
+    def call(*changes: str) -> str:
+        words = ["run", recipe, "run.methods=[static, sinkhorn]", *changes, "--out", out]
+        result = CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "150"})
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    first = call()
+    assert ran == ["static-s0", "sinkhorn-s0", "base"]
+    assert f"the page is {out / 'report/index.html'}" in first
+    assert "matched pairs won" in first
+    page = (out / "report/index.html").read_bytes()
+    ran.clear()
+    call()
+    assert ran == []
+    assert (out / "report/index.html").read_bytes() == page
+    changed = call("propose.seed=5")
+    assert "note: " in changed
+    assert (out / "proposals.stale-1").is_dir()
+    assert (out / "shards.stale-1").is_dir()
+    assert "sinkhorn-s0" in ran  # another W
+    assert "static-s0" not in ran  # the same W
+
+
+def test_a_run_killed_at_any_file_ends_with_the_same_files(recipe: Path, tmp_path: Path) -> None:
+    """SIGKILL in proposing, estimating, preparing, training and evaluating; see kill_run.py."""
+    script = Path(__file__).parent / "kill_run.py"
+    kills: dict[str, list[str]] = {"calm": [], "killed": ["1", "5", "8", "12", "7"]}
+    started, found = {}, {}
+    for name in kills:  # side by side, one core each
+        words = [sys.executable, script, recipe, tmp_path / name, *kills[name]]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        started[name] = subprocess.Popen(
+            list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+    for name, process in started.items():
+        said = process.communicate()[0]
+        assert process.returncode == 0, said
+        assert " ".join(["died of", *[str(int(signal.SIGKILL))] * len(kills[name])]) in said
+        found[name] = {
+            str(path.relative_to(tmp_path / name)): path.read_bytes()
+            for path in (tmp_path / name).rglob("*")
+            if path.is_file() and path.suffix != ".tmp"
+        }
+    clocks = [name for name in found["calm"] if name.endswith("metrics.jsonl")]
+    assert len(clocks) == 1
+    for name in clocks:
+        rows = [json.loads(found[each].pop(name)) for each in ("calm", "killed")]
+        assert [row["reward/detail"] for row in rows] == [rows[0]["reward/detail"]] * 2
+    assert "report/index.html" in found["calm"]
+    assert found["calm"].keys() == found["killed"].keys()
+    assert [name for name in found["calm"] if found["calm"][name] != found["killed"][name]] == []

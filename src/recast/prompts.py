@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from recast.errors import RecastError
+from recast.rewards import geneval_clauses
+from recast.shapes import prompts as shapes
+from recast.shapes.prompts import SHAPES
 
 Row = dict[str, Any]
 """One prompt: `prompt`, and whatever metadata its file gives it."""
@@ -21,12 +24,8 @@ def load(source: str, count: int | None = None, seed: int | None = None) -> list
 
     With `count`, the first ones in the file's order, or a random choice where a `seed` is given.
     """
-    if source.startswith("shapes:"):
-        from recast.shapes import prompts as shapes
-
-        rows = shapes.load(source.removeprefix("shapes:"))  # type: ignore[arg-type]
-    else:
-        rows = _read(Path(source))
+    split = source.removeprefix("shapes:")
+    rows = _read(Path(source)) if split == source else shapes.load(split)  # type: ignore[arg-type]
     different: dict[str, Row] = {}
     for row in rows:
         if different.setdefault(row["prompt"], row) != row:
@@ -83,9 +82,6 @@ def _row(path: Path, number: int, line: str) -> Row:
 
 def _check_clauses(row: Row) -> None:
     """Refuse GenEval's metadata with a mistake in it; the shapes world has the same form with classes of its own."""
-    from recast.rewards import geneval_clauses
-    from recast.shapes.prompts import SHAPES
-
     entries = row.get("include")
     drawn = isinstance(entries, list) and all(isinstance(e, dict) and e.get("class") in SHAPES for e in entries)
     if row.get("tag") in geneval_clauses.TAGS and not drawn:

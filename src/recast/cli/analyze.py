@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from recast import config
 from recast.cli import tables
 from recast.cli.console import console, needs
 from recast.core import renyi, schedule
 from recast.core.curves import GainCurves, compare, remaining
 from recast.errors import RecastError
+from recast.report import figures
 
 app = typer.Typer(
     help="The paper's analyses of gain curves (App. B), as tables and figures.",
@@ -30,6 +30,7 @@ def alpha(run: Run, out: Stem = None) -> None:
     Example: `recast analyze alpha runs/shapes`
     """
     with needs("reading rollouts", "train"):
+        from recast import config
         from recast.estimate import at_orders
     swept = at_orders(run, renyi.PAPER_ALPHAS)
     console.print(tables.orders_table(swept))
@@ -75,8 +76,6 @@ def drift(base: Run, trained: Run, out: Stem = None) -> None:
     a, b = _pair(base, trained)
     console.print(tables.remaining_table(remaining(a, b), base.name, trained.name))
     with needs("figures", "plot"):
-        from recast.report import figures
-
         figure = figures.drift_figure(a, b, (base.name, trained.name))
         for path in figures.save(figure, out or base / "drift"):
             console.print(f"wrote {path}", soft_wrap=True)
@@ -102,7 +101,5 @@ def _pair(first: Path, second: Path) -> tuple[GainCurves, GainCurves]:
 
 def _save(named: dict[str, GainCurves], columns: tuple[str, ...], out: Path | None, run: Path, name: str) -> None:
     with needs("figures", "plot"):
-        from recast.report import figures
-
         for path in figures.save(figures.panels_figure(named, columns), out or run / name):
             console.print(f"wrote {path}", soft_wrap=True)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.text import Text
 
 from recast import processes
+from recast.cli import tables
 from recast.errors import RecastError
 
 Item = TypeVar("Item")
@@ -42,9 +44,7 @@ def duration(seconds: float) -> str:
 @contextmanager
 def watching() -> Iterator[Callable[[Any], None] | None]:
     """A view of an estimate run on the error stream: prompts, evaluations, rate, time left, and the curves so far."""
-    from rich.console import Group
     from rich.live import Live
-    from rich.text import Text
 
     if processes.RANK > 0:
         yield None
@@ -54,7 +54,6 @@ def watching() -> Iterator[Callable[[Any], None] | None]:
     with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
 
         def watch(status: Any) -> None:
-            from recast.cli import tables
 
             first[:] = first or [status.done - 1]
             rate = (status.done - first[0]) / max(time.monotonic() - begun, 1e-9)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from recast.cli import show
+from recast.cli import show, tables
 from recast.cli.arguments import Overrides, RecipeFile, RunFolder
 from recast.cli.console import console, duration, needs
 
@@ -62,7 +62,6 @@ def _plan(settings: Any, out: Path) -> None:
         from recast.estimate import plan as planning
 
         made = planning.plan(settings, out)
-    from recast.cli import tables
 
     facts = {
         "prompts": made.prompts,

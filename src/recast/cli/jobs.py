@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from recast.cli.console import console, progress, watching
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ class _View:
     """A bar over all jobs and one for each that is running."""
 
     def __init__(self, jobs: Sequence[Job], epochs: int) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._jobs, self._epochs = jobs, epochs

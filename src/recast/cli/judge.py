@@ -10,7 +10,7 @@ import typer
 from recast.cli import tables
 from recast.cli.console import console, progress
 from recast.errors import RecastError
-from recast.judge.ask import GEMINI, MODEL
+from recast.judge.ask import GEMINI, MODEL, Settings
 from recast.report import judged
 
 Runs = Annotated[
@@ -57,7 +57,6 @@ def judge(
     A server of one's own: `recast judge A B --base-url http://localhost:8000/v1 --model Qwen/Qwen3-VL-8B-Instruct`
     """
     from recast.judge import stage
-    from recast.judge.ask import Settings
 
     prices = _prices(price)
     if len(runs) == 2:

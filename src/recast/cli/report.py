@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from recast.cli import show
+from recast.report import stage
 
 
 def report(
@@ -18,6 +19,4 @@ def report(
 
     Example: `recast report runs/base runs/static runs/recast --out runs/report`
     """
-    from recast.report import stage
-
     show.report(stage.report(runs, out))

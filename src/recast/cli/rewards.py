@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from recast.cli import tables
 from recast.cli.console import console, needs
 from recast.errors import RecastError
+from recast.rewards import base, catalog
 
 app = typer.Typer(
     help="Which rewards there are, what they need, and whether they work.",
@@ -22,9 +24,6 @@ def list_all() -> None:
 
     Example: `recast rewards list`
     """
-    from recast.cli import tables
-    from recast.rewards import catalog
-
     missing = {name: entry.missing() for name, entry in catalog.ENTRIES.items()}
     console.print(tables.rewards_table(catalog.ENTRIES, missing))
     commands: dict[str, list[str]] = {}
@@ -53,8 +52,6 @@ def check(
     With weights of one's own: `recast rewards check hpsv2 weights=models/HPS_v2.1_compressed.pt device=cpu`
     """
     from recast import config
-    from recast.cli import tables
-    from recast.rewards import base, catalog
 
     base.find(name)
     settings = config.options(options or [])

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from recast.cli.console import console, needs, progress
+from recast.core import artifact
+from recast.report import figures
+from recast.shapes import prompts
 
 app = typer.Typer(
     help="The embedded world: make its models again, or look at it.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -27,7 +30,6 @@ def pretrain(
     Example: `recast shapes pretrain --out runs/shapes`
     """
     with needs("the shapes world", "train"):
-        from recast.core import artifact
         from recast.shapes import pretrain as stage
     log = stage.pretrain(out, progress, stage.FLOW, stage.CLIP)
     artifact.write(out / "log.json", "recast.shapes.log", log)
@@ -53,8 +55,7 @@ def show(
         from recast import config
         from recast.flow import sd3
         from recast.flow.generate import generate
-        from recast.report import figures
-        from recast.shapes import prompts, render, rewards
+        from recast.shapes import render, rewards
         from recast.shapes.pretrain import SEED
     rows = prompts.load(split)[:count]  # type: ignore[arg-type]
     texts = [row["prompt"] for row in rows]

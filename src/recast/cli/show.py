@@ -8,6 +8,7 @@ from typing import Any
 from recast.cli import tables
 from recast.cli.console import console, needs, watching
 from recast.errors import RecastError
+from recast.report import figures
 
 
 def estimate(settings: Any, out: Path, reuse: bool = False, until_ci: float | None = None) -> Any:
@@ -35,7 +36,6 @@ def draw(curves: Any, matrix: Any, stem: Path, truth: Any, true_matrix: Any) -> 
         import matplotlib  # noqa: F401
     except ImportError:
         raise RecastError("figures need matplotlib: pip install 'recast-diffusion[plot]'") from None
-    from recast.report import figures
 
     return figures.save(figures.gain_figure(curves, matrix, truth, true_matrix), stem)
 

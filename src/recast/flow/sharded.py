@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import distribute_tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -21,6 +22,5 @@ def like(tensor: Tensor, other: Any) -> Tensor:
     """A full tensor, spread as another one is."""
     if not hasattr(other, "full_tensor") or tensor.shape != other.shape:
         return tensor
-    from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(tensor.to(part(other).device), other.device_mesh, other.placements)

@@ -17,7 +17,7 @@ from recast.core.curves import GainCurves
 from recast.errors import RecastError
 from recast.evaluate import Scores
 from recast.judge import Verdicts
-from recast.report import compare, judged, page, render, sections
+from recast.report import compare, figures, judged, page, render, sections
 from recast.report.compare import AGGREGATE, Run
 from recast.report.render import Table
 
@@ -61,8 +61,6 @@ def report(folders: Sequence[Path], out: Path) -> Report:
 
 def _draw(runs: Sequence[Run], rewards: Sequence[str], out: Path) -> None:
     """differences.png and .pdf, where two runs can be compared."""
-    from recast.report import figures
-
     figure = figures.differences_figure([run for run in runs if run.method != "base"], rewards)
     if figure is not None:
         figures.save(figure, out / "differences")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from recast.errors import RecastError
 from recast.rewards import base
+from recast.shapes import prompts, render
 
 SIDE = 512
 MATCHED = ("clipscore", "hpsv2", "pickscore", "imagereward", "hpsv3", "unifiedreward")
@@ -152,8 +153,6 @@ def _write(pen: ImageDraw.ImageDraw, words: str, side: int, ink: str, size: int,
 
 def _shapes(name: str, kind: str, reward: base.Reward) -> list[Outcome]:
     """The embedded world's own pictures: what was asked for above something else, clean above disturbed."""
-    from recast.shapes import prompts, render
-
     rows = prompts.load("validation")[:8]
     texts = [row["prompt"] for row in rows]
     images = render.render(rows, 0)

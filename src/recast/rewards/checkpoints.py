@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlparse
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recast.errors import RecastError
@@ -89,8 +90,6 @@ def _fetched(address: str) -> Path:
 def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors, .pt or .pth file, by name; a pickle that wants to run code is refused."""
     if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
         return load_file(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

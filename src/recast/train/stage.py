@@ -24,6 +24,7 @@ from recast.flow.lora import Adapters
 from recast.progress import OnProgress, ignore_progress
 from recast.rewards import base
 from recast.train import checkpoint, metrics, trackers, zero
+from recast.train.reweigh import reweigh
 from recast.train.trainer import StoppedError, Trainer
 from recast.weigh import static
 
@@ -184,8 +185,6 @@ def _loop(recipe: Recipe, out: Path, trainer: Trainer, settings: Mapping[str, An
         recipe.save(out / "recipe.yaml")
     while trainer.position.epoch < train.epochs:
         if due(train.reweigh_every, trainer.position.epoch) and trainer.position.update == 0:
-            from recast.train.reweigh import reweigh
-
             trainer.weights = reweigh(recipe, out, trainer)
         values = trainer.epoch(observer.on_progress)
         done = trainer.position.epoch

@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: run test bench clean
+.PHONY: run test docs bench clean
 
 run: $(STAMP)
 	$(BIN)/recast run recipes/shapes.yaml --out runs/shapes
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# The site, from docs/ and the docstrings, without network; the variable silences a notice of the theme's authors.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/sinkhorn.py
@@ -31,4 +35,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@.new && mv $@.new $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs site

@@ -1,4 +1,4 @@
-"""docs/integrate.md: every block of it runs, and looks W up by σ where slots are shuffled."""
+"""docs/guides/integrate.md: every block of it runs, and looks W up by σ where slots are shuffled."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 import recast
 from recast.train.advantage import advantages, by_sigma, optimality
 
-PAGE = (Path(__file__).parents[1] / "docs" / "integrate.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs/guides/integrate.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 GIVEN = {"np": np, "torch": torch, "advantages": advantages, "by_sigma": by_sigma, "optimality": optimality}
 
@@ -21,7 +21,7 @@ def run(words: str, **names: Any) -> dict[str, Any]:
     """What the one block with `words` in it leaves, run with `names`."""
     (code,) = [block for block in BLOCKS if words in block]
     names = {**GIVEN, **names} if names else {}
-    exec(compile(code, f"docs/integrate.md: {words}", "exec"), names)
+    exec(compile(code, f"docs/guides/integrate.md: {words}", "exec"), names)
     return names
 
 

@@ -59,7 +59,7 @@ def test_seven_orders_from_the_stored_rollouts(runs: dict[str, Path], tmp_path: 
     assert result.exit_code == 0, result.output
     assert (tmp_path / "alpha.png").stat().st_size > 10_000
     assert all(f"{order:g}" in result.output for order in renyi.PAPER_ALPHAS)
-    assert "biased at every order but 2" in result.output
+    assert "biased at every order except 2" in result.output
     swept = at_orders(runs["base"], (2.0, 4.0))
     made = GainCurves.load(runs["base"] / "gains.json")
     np.testing.assert_allclose(swept[2.0].D, made.D)

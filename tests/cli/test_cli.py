@@ -68,7 +68,7 @@ def test_weigh_prints_a_table_and_a_heatmap_and_writes_the_file(gains: Path) -> 
 def test_weigh_says_what_is_wrong_with_a_reward(gains: Path) -> None:
     output = call("weigh", gains, "--budget", "clipscore=1,flat=1,new=1").output.replace("\n", " ")
     assert "flat has no gain at any step" in output
-    assert "new has no gain curve:" in output
+    assert "new has no gain curve;" in output
     assert "did you mean clipscore?" in call("weigh", gains, "--budget", "clipscor=1,ocr=1").output
 
 
@@ -111,7 +111,7 @@ def test_weigh_names_bad_input(gains: Path, tmp_path: Path) -> None:
     assert "tau must be a positive number" in fails("weigh", gains, "--tau", "inf")
     assert "overwrite the curves" in fails("weigh", gains, "--out", gains)
     assert "none of new has a gain curve" in fails("weigh", gains, "--budget", "new=1")
-    assert "belongs to a recipe" in fails("weigh", gains, "weigh.tau=2")
+    assert "is a setting of a recipe" in fails("weigh", gains, "weigh.tau=2")
     truncated = tmp_path / "half.json"
     truncated.write_text(gains.read_text()[:300])
     assert "truncated" in fails("weigh", truncated)

@@ -32,7 +32,7 @@ __all__ = ["app", "main"]
 
 
 class _Group(TyperGroup):
-    """Turns bad input into one sentence and exit code 2, and warnings into plain lines."""
+    """Prints a `RecastError` as one sentence with exit code 2, and warnings as plain lines."""
 
     def invoke(self, ctx: Any) -> Any:
         warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
@@ -49,7 +49,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="When each reward counts: from gain curves to a reward-by-timestep weight matrix.",
+    help="Reward credit assignment across timesteps: from gain curves to a reward-by-timestep weight matrix W.",
 )
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's own, wherever this typer keeps click
 for verb in (propose, estimate, weigh, train, evaluate, judge, report, run, sweep, doctor, compare, plot):
@@ -66,7 +66,7 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def main_options(
+def _main_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -79,7 +79,7 @@ def main() -> None:
     end_with_parent()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without σ gets "?", not a traceback
+            stream.reconfigure(errors="replace")  # a terminal that cannot show σ shows "?"
     try:
         code = app(standalone_mode=False)
     except _USAGE_ERROR as error:
@@ -92,6 +92,6 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     if code == 130:  # newer typers turn an interrupt into this code themselves
-        print("interrupted: run the same command again, and it goes on", file=sys.stderr)
-    processes.part()
+        print("interrupted: run the same command again to resume", file=sys.stderr)
+    processes.leave_group()
     sys.exit(code if isinstance(code, int) else 0)

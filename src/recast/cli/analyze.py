@@ -1,4 +1,4 @@
-"""The analyses of App. B, on what `recast estimate` left: orders, sampling distributions, generators, drift."""
+"""The verb `analyze`: the analyses of App. B on estimated runs (orders, sampling distributions, generators, drift)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ import typer
 from recast.cli import tables
 from recast.cli.console import console, needs
 from recast.core import renyi, schedule
-from recast.core.curves import GainCurves, compare, remaining
+from recast.core.comparison import compare, remaining
+from recast.core.curves import GainCurves
 from recast.errors import RecastError
 from recast.report import figures
+
+__all__ = ["app"]
 
 app = typer.Typer(
     help="The paper's analyses of gain curves (App. B), as tables and figures.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-Run = Annotated[Path, typer.Argument(help="A folder that recast estimate left.", show_default=False)]
-Stem = Annotated[Path | None, typer.Option("--out", help="File stem of the figure; default inside the first RUN.")]
+Run = Annotated[Path, typer.Argument(help="A RUN folder of recast estimate.", show_default=False)]
+Stem = Annotated[
+    Path | None, typer.Option("--out", help="Figure file without suffix; by default inside the first RUN.")
+]
 
 
 @app.command()
 def alpha(run: Run, out: Stem = None) -> None:
-    """Curves and W at the paper's seven orders, from the stored rollouts: a figure and the peaks.
+    """Curves and W at the paper's seven Rényi orders, from stored rollouts: a figure and a table of peaks.
 
     Example: `recast analyze alpha runs/shapes`
     """
@@ -35,7 +40,7 @@ def alpha(run: Run, out: Stem = None) -> None:
     swept = at_orders(run, renyi.PAPER_ALPHAS)
     console.print(tables.orders_table(swept))
     if config.load_run(run / "recipe.yaml").estimate.rollouts < 4:
-        note = "note: with fewer than 4 rollouts the moment is biased at every order but 2 (estimate.rollouts)"
+        note = "note: with fewer than 4 rollouts (estimate.rollouts) the moment is biased at every order except 2"
         console.print(note, soft_wrap=True)
     named = {f"α = {order:g}": curves for order, curves in swept.items()}
     _save(named, ("gains", "normalized", "W"), out, run, "alpha")
@@ -43,10 +48,10 @@ def alpha(run: Run, out: Stem = None) -> None:
 
 @app.command()
 def sampling(
-    runs: Annotated[list[Path], typer.Argument(help="Folders: with π+ first, then with the policy's own images.")],
+    runs: Annotated[list[Path], typer.Argument(help="RUN folders: proposals of π+ first, then of the policy itself.")],
     out: Stem = None,
 ) -> None:
-    """Curves under different sampling distributions below each other: D, gain, normalised gain and W.
+    """Curves under different sampling distributions: D, gain, normalized gain and W, one row per run.
 
     Example: `recast analyze sampling runs/shapes runs/self`
     """
@@ -56,7 +61,7 @@ def sampling(
 
 @app.command()
 def generators(first: Run, second: Run, out: Stem = None) -> None:
-    """How much the curves depend on which generator stands for π+: the paper's table and figure.
+    """How much the curves depend on the generator that stands for π+: a table and a figure.
 
     Example: `recast analyze generators runs/gpt-image runs/nano-banana`
     """
@@ -69,7 +74,7 @@ def generators(first: Run, second: Run, out: Stem = None) -> None:
 
 @app.command()
 def drift(base: Run, trained: Run, out: Stem = None) -> None:
-    """How much of each reward's gap a training stage closed: total gains left, and D on one axis.
+    """How much of each reward's gain a training stage used up: remaining total gain, and D on one axis.
 
     Example: `recast analyze drift runs/base runs/trained`
     """
@@ -86,16 +91,16 @@ def _curves(run: Path) -> GainCurves:
 
 
 def _source(curves: GainCurves) -> str:
-    """Who drew the proposals."""
+    """The generator of the proposals."""
     proposals: Any = curves.provenance.get("proposals") or {}
     name = str(proposals.get("generator", "π⁺"))
-    return f"{name}'s own" if proposals.get("source") == "policy" else name
+    return f"{name} itself" if proposals.get("source") == "policy" else name
 
 
 def _pair(first: Path, second: Path) -> tuple[GainCurves, GainCurves]:
     a, b = _curves(first), _curves(second)
     if not schedule.same(a.sigmas, b.sigmas):
-        raise RecastError(f"{first} (T = {a.steps}) and {second} (T = {b.steps}) lie on different grids")
+        raise RecastError(f"{first} (T = {a.steps}) and {second} (T = {b.steps}) are on different grids")
     return a, b.select(a.rewards)
 
 

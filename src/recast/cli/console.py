@@ -1,4 +1,4 @@
-"""What commands share: the terminal, a progress bar, and the word on a missing extra."""
+"""The terminal: console, progress bars, live views, and messages about missing packages."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from recast import processes
 from recast.cli import tables
 from recast.errors import RecastError
 
+__all__ = ["console", "duration", "needs", "progress", "training", "watching"]
+
 Item = TypeVar("Item")
-console = Console(markup=False, highlight=False)  # names and paths are text, whatever brackets they have
+console = Console(markup=False, highlight=False)  # brackets in names and paths are not markup
 
 
 def progress(items: Iterable[Item], title: str, total: int) -> Iterable[Item]:
-    """The items, with a bar on the error stream while they last."""
+    """The items, with a progress bar on the error stream."""
     from rich.progress import track
 
-    if processes.RANK > 0:  # one bar is enough where a launcher starts several processes
+    if processes.RANK > 0:  # one bar per launcher
         return items
     return track(items, description=title, total=total, console=Console(stderr=True))
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them.
+    """A duration in a readable unit.
 
     >>> duration(42), duration(600), duration(9000), duration(200000)
     ('42 s', '10 min', '2.5 h', '2.3 days')
@@ -43,7 +45,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def watching() -> Iterator[Callable[[Any], None] | None]:
-    """A view of an estimate run on the error stream: prompts, evaluations, rate, time left, and the curves so far."""
+    """A live view of an estimate run on the error stream: prompts, evaluations, rate, time left and current curves."""
     from rich.live import Live
 
     if processes.RANK > 0:
@@ -62,10 +64,10 @@ def watching() -> Iterator[Callable[[Any], None] | None]:
                 f"{status.done} of {status.total} prompts, {status.evaluations:,} of {status.planned:,} velocity "
                 f"evaluations, {60 * rate:.1f} prompts/min, {left} left"
             )
-            floor = f", floor hit {status.floor_hits} times" if status.floor_hits else ""
+            floor = f", the floor was hit {status.floor_hits} times" if status.floor_hits else ""
             if live.console.is_terminal:
                 live.update(Group(Text(line + floor), tables.running_table(status.curves)), refresh=True)
-            else:  # a log file of a cluster: a line a prompt
+            else:  # the log file of a cluster: one line per prompt
                 print(line + floor, file=sys.stderr, flush=True)
 
         yield watch
@@ -73,7 +75,7 @@ def watching() -> Iterator[Callable[[Any], None] | None]:
 
 @contextmanager
 def training(epochs: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[[Any], None]]]:
-    """A view of training on the error stream: epochs with the time left, the phase of this one, and its rewards."""
+    """A live view of training on the error stream: epochs, time left, the current phase and its rewards."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     view = Console(stderr=True)
@@ -101,9 +103,13 @@ def training(epochs: int) -> Iterator[tuple[Callable[[str, int, int], None], Cal
 
 @contextmanager
 def needs(what: str, extra: str) -> Iterator[None]:
-    """Turn a failed import inside the block into the command that installs what is missing."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else every import speaks of torchvision
+    """Turn a failed import inside the block into an error with the command that installs the missing packages."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # otherwise every import mentions torchvision
     try:
         yield
     except ImportError as error:
-        raise RecastError(f"{what} needs more packages ({error}): pip install 'recast-diffusion[{extra}]'") from error
+        if (error.name or "").split(".")[0] == "recast":  # a mistake in this package, not a missing one
+            raise
+        raise RecastError(
+            f"{what} needs packages that are not installed ({error}): pip install 'recast-diffusion[{extra}]'"
+        ) from error

@@ -10,14 +10,16 @@ from recast.cli import tables
 from recast.cli.arguments import Overrides, RecipeFile
 from recast.cli.console import console, needs, training
 
+__all__ = ["doctor"]
+
 
 def doctor(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    groups: Annotated[int, typer.Option("--groups", min=2, help="Prompts to look at.")] = 8,
-    images: Annotated[int, typer.Option("--images", min=2, help="Images a prompt.")] = 8,
+    prompts: Annotated[int, typer.Option("--prompts", min=2, help="Number of prompts.")] = 8,
+    images: Annotated[int, typer.Option("--images-per-prompt", min=2, help="Number of images per prompt.")] = 8,
 ) -> None:
-    """Look at the rewards before training: scales, spread within groups, conflicts, dead rewards, in plain words.
+    """Check the rewards before training: their scales, their spread within groups, conflicts, and constant rewards.
 
     Example: `recast doctor recipes/shapes.yaml`
     """
@@ -28,7 +30,7 @@ def doctor(
         from recast.train import doctor as stage
 
         with training(0) as (on_progress, _):
-            found = stage.examine(settings, groups, images, on_progress)
+            found = stage.examine(settings, prompts, images, on_progress)
     console.print(tables.doctor_table(found))
     console.print(tables.correlation_table(found.names, found.correlations))
     for sentence in found.advice:

@@ -11,29 +11,31 @@ from recast.cli import show, tables
 from recast.cli.arguments import Overrides, RecipeFile, RunFolder
 from recast.cli.console import console, duration, needs
 
+__all__ = ["estimate"]
+
 
 def estimate(
     recipe: RecipeFile,
     overrides: Overrides = None,
     out: RunFolder = Path("runs/recast"),
-    alpha: Annotated[float | None, typer.Option("--alpha", help="Rényi order; the recipe's unless told.")] = None,
-    reuse: Annotated[bool, typer.Option("--reuse", help="Only make curves again from the rollouts there are.")] = False,
+    alpha: Annotated[float | None, typer.Option("--alpha", help="Rényi order; by default the recipe's.")] = None,
+    reuse: Annotated[bool, typer.Option("--reuse", help="Only recompute the curves from stored rollouts.")] = False,
     until_ci: Annotated[
         float | None,
-        typer.Option("--until-ci", min=0, help="Stop once W's 95 % interval is this narrow."),
+        typer.Option("--until-ci", min=0, help="Stop as soon as the 95 % interval of W is this narrow."),
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Print what it will cost, and do nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the expected cost without estimating anything.")] = False,
 ) -> None:
-    """Measure gain curves: RUN/gains.json, and RUN/exact.json where the truth is known.
+    """Measure gain curves and write RUN/gains.json (and RUN/exact.json where the exact curves are known).
 
-    Rollouts are kept prompt by prompt in RUN/shards: started again, it goes on where it was. Start it again elsewhere
-    with the same RUN, or under torchrun, and the processes share the prompts.
+    Rollouts are stored per prompt in RUN/shards, and an interrupted run resumes where it stopped. Several processes,
+    under torchrun or started separately with the same RUN, share the prompts.
 
     Example: `recast estimate recipes/shapes.yaml --out runs/shapes`
 
-    Another order from the same rollouts: `recast estimate recipes/shapes.yaml --alpha 4 --reuse --out runs/shapes`
+    Another order, from the same rollouts: `recast estimate recipes/shapes.yaml --alpha 4 --reuse --out runs/shapes`
 
-    As many prompts as it takes: `recast estimate recipes/shapes.yaml prompts.count=816 --until-ci 0.1 --out runs/a`
+    Until W is accurate: `recast estimate recipes/shapes.yaml prompts.count=816 --until-ci 0.1 --out runs/a`
     """
     from recast import config
 
@@ -51,7 +53,7 @@ def estimate(
 
         used = 0 if curves.D_prompts is None else len(curves.D_prompts)
         found = stage.width(settings, curves)
-        met = "narrow enough" if found <= until_ci else f"not {until_ci:g} yet: give it more prompts"
+        met = "as requested" if found <= until_ci else f"above {until_ci:g}: raise prompts.count"
         console.print(f"after {used} prompts the interval of W is {found:.3f}, {met}")
     names = "gains.json" if truth is None else "gains.json and exact.json"
     console.print(f"wrote {names} in {out}", soft_wrap=True)
@@ -66,9 +68,9 @@ def _plan(settings: Any, out: Path) -> None:
     facts = {
         "prompts": made.prompts,
         "velocity evaluations": made.evaluations,
-        "the paper's (Alg. 1, K = 16)": made.paper_evaluations,
+        "evaluations of Alg. 1 with K = 16": made.paper_evaluations,
         "images decoded": made.images,
         "reward calls": made.reward_calls,
-        "time on this device, one process": duration(made.seconds),
+        "time on this device with one process": duration(made.seconds),
     }
     console.print(tables.plan_table(facts))

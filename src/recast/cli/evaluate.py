@@ -13,26 +13,28 @@ from recast.cli.console import console, needs, progress
 from recast.errors import RecastError
 from recast.evaluate import Scores
 
+__all__ = ["evaluate"]
+
 
 def evaluate(
     recipe: RecipeFile,
     overrides: Overrides = None,
     out: RunFolder = Path("runs/recast"),
-    lora: Annotated[Path | None, typer.Option("--lora", help="An adapter's folder; RUN/lora unless told.")] = None,
-    base: Annotated[bool, typer.Option("--base", help="The policy without any adapter.")] = False,
+    lora: Annotated[Path | None, typer.Option("--lora", help="Folder of the adapter; by default RUN/lora.")] = None,
+    base: Annotated[bool, typer.Option("--base", help="Evaluate the policy without an adapter.")] = False,
 ) -> None:
-    """Score a trained policy on held-out prompts: RUN/scores, with images and a row for each. Makes what is missing.
+    """Score a policy on held-out prompts; write RUN/scores with one image and one row per prompt. Resumes.
 
-    Image k has the seed 42 + k whatever the policy, so that policies can be compared picture by picture.
+    Image k has the seed 42 + k for every policy, so that policies can be compared image by image.
 
     Example: `recast evaluate recipes/shapes.yaml --out runs/shapes`
 
-    The base to compare with: `recast evaluate recipes/shapes.yaml --base --out runs/base`
+    The untrained policy: `recast evaluate recipes/shapes.yaml --base --out runs/base`
     """
     from recast import config
 
     if base and lora is not None:
-        raise RecastError("--base is the policy without an adapter: leave out --lora, or --base")
+        raise RecastError("--base evaluates the policy without an adapter and excludes --lora")
     settings = config.load(recipe, overrides or [])
     with needs("evaluating", "train,rewards"):
         from recast.evaluate import stage

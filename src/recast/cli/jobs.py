@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from recast.sweep.jobs import Job
     from recast.sweep.stage import Observer
 
+__all__ = ["observer"]
+
 
 def observer() -> Observer:
-    """What displays a run in this terminal."""
+    """The callbacks that display a run in this terminal."""
     from recast.sweep.stage import Observer
 
     return Observer(lambda text: console.print(text, soft_wrap=True), progress, watching, _View)
 
 
 class _View:
-    """A bar over all jobs and one for each that is running."""
+    """A progress bar for all jobs and one for every running job."""
 
     def __init__(self, jobs: Sequence[Job], epochs: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -49,6 +51,6 @@ class _View:
         for job, verb in running.items():
             if job not in self._rows:
                 self._rows[job] = self._bars.add_task(job.folder.name, total=self._epochs)
-            total = self._epochs if verb == "train" else None  # a bar that only moves
+            total = self._epochs if verb == "train" else None  # an indeterminate bar
             done = job.epochs_done() if total else 0
             self._bars.update(self._rows[job], completed=done, total=total, description=f"{verb} {job.folder.name}")

@@ -13,48 +13,60 @@ from recast.errors import RecastError
 from recast.judge.ask import GEMINI, MODEL, Settings
 from recast.report import judged
 
+__all__ = ["judge"]
+
 Runs = Annotated[
-    list[Path], typer.Argument(help="Two evaluated runs, A and B; or one folder that holds many.", show_default=False)
+    list[Path], typer.Argument(help="Two evaluated runs A and B, or one folder of many runs.", show_default=False)
 ]
 
 
 def judge(
     runs: Runs,
-    model: Annotated[str, typer.Option("--model", help="The judge's name at the endpoint.")] = MODEL,
-    base_url: Annotated[str, typer.Option("--base-url", help="An OpenAI-compatible endpoint.")] = GEMINI,
+    model: Annotated[str, typer.Option("--model", help="Name of the judge model at the endpoint.")] = MODEL,
+    base_url: Annotated[str, typer.Option("--base-url", help="Base URL of an OpenAI-compatible endpoint.")] = GEMINI,
     key_variable: Annotated[
         str | None,
-        typer.Option("--key-variable", help="The environment variable that holds the key."),
+        typer.Option("--key-variable", help="Environment variable that holds the API key."),
     ] = None,
-    rubric: Annotated[Path | None, typer.Option("--rubric", help="Another text for the judge.")] = None,
+    rubric: Annotated[Path | None, typer.Option("--rubric", help="File with another rubric for the judge.")] = None,
     methods: Annotated[
-        str, typer.Option("--methods", help="In a folder of many runs, the two to compare.")
+        str, typer.Option("--methods", help="The two methods to compare in a folder of many runs.")
     ] = "sinkhorn,static",
-    count: Annotated[int | None, typer.Option("--count", help="So many pairs of each two runs, at random.")] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", help="Calls on their way at once.")] = 16,
-    tries: Annotated[int, typer.Option("--tries", help="Tries of a call before its pair is dropped.")] = 8,
-    backoff: Annotated[float, typer.Option("--backoff", help="Seconds before the second try, then twice as many.")] = 1,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait for an answer.")] = 120,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Longest answer, if not the server's.")] = None,
-    max_calls: Annotated[int | None, typer.Option("--max-calls", help="Never more calls than this, in all.")] = None,
-    price: Annotated[
-        str | None, typer.Option("--price", help="Dollars for a million tokens, sent,received: prints the cost.")
+    count: Annotated[
+        int | None, typer.Option("--count", help="Number of randomly chosen pairs per comparison; by default all.")
     ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Try calls that were dropped once more.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
+    concurrency: Annotated[int, typer.Option("--concurrency", help="Concurrent calls.")] = 16,
+    tries: Annotated[int, typer.Option("--tries", help="Attempts per call before its pair is dropped.")] = 8,
+    backoff: Annotated[
+        float, typer.Option("--backoff", help="Seconds before the second attempt; doubled for each further one.")
+    ] = 1,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait for an answer.")] = 120,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", help="Maximum length of an answer; by default the server's.")
+    ] = None,
+    max_calls: Annotated[
+        int | None, typer.Option("--max-calls", help="Upper limit on the total number of calls, over all starts.")
+    ] = None,
+    price: Annotated[
+        str | None, typer.Option("--price", help="Dollars per million tokens as SENT,RECEIVED; prints the cost.")
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Retry calls that were dropped.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be sent without sending anything.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Where the verdicts go; A/verdicts/B unless told.", show_default=False)
+        Path | None, typer.Option("--out", help="Folder for the verdicts; by default A/verdicts/B.", show_default=False)
     ] = None,
 ) -> None:
-    """Have a multimodal model compare two evaluated runs picture by picture, each pair in both orders.
+    """Compare two evaluated runs image by image with a multimodal model, each pair in both orders.
 
-    Every answer is kept as soon as it is there: started again, it asks only for what is missing.
+    Every answer is stored as soon as it arrives, and an interrupted run asks only for what is missing.
 
     Example: `GEMINI_API_KEY=… recast judge runs/a/sinkhorn-s0 runs/a/static-s0 --max-calls 500`
 
     All matched pairs of a sweep: `recast judge runs/sweep --dry-run`
 
-    A server of one's own: `recast judge A B --base-url http://localhost:8000/v1 --model Qwen/Qwen3-VL-8B-Instruct`
+    Your own server: `recast judge A B --base-url http://localhost:8000/v1 --model Qwen/Qwen3-VL-8B-Instruct`
     """
     from recast.judge import stage
 
@@ -84,11 +96,11 @@ def _show(outcome: object, prices: tuple[float, float] | None) -> None:
         console.print(sentence, soft_wrap=True)
     sent, received = outcome.tokens
     cost = f", ${(sent * prices[0] + received * prices[1]) / 1e6:.2f}" if prices else ""
-    tokens = f"{sent:,} tokens sent and {received:,} received{cost}" if sent else "tokens not told by the server"
-    console.print(f"{outcome.calls:,} calls in all, {tokens}")
+    tokens = f"{sent:,} tokens sent and {received:,} received{cost}" if sent else "the server reported no token counts"
+    console.print(f"{outcome.calls:,} calls in total, {tokens}")
     dropped = sum(each.dropped for each in outcome.verdicts)
     if dropped:
-        console.print(f"{dropped} pairs dropped: a call gave no answer that could be read; --retry tries them again")
+        console.print(f"{dropped} pairs were dropped because a call gave no readable answer; --retry tries them again")
     for each in outcome.verdicts:
         console.print(f"wrote {each.folder}", soft_wrap=True)
     if outcome.stopped:
@@ -98,7 +110,7 @@ def _show(outcome: object, prices: tuple[float, float] | None) -> None:
 def _two(text: str) -> tuple[str, str]:
     names = [name.strip() for name in text.split(",")]
     if len(names) != 2 or not all(names) or names[0] == names[1]:
-        raise RecastError(f"--methods takes two of them, as sinkhorn,static; not {text!r}")
+        raise RecastError(f"--methods takes two different methods, such as sinkhorn,static, not {text!r}")
     return names[0], names[1]
 
 
@@ -110,5 +122,5 @@ def _prices(text: str | None) -> tuple[float, float] | None:
     except ValueError:
         sent = received = -1.0
     if not (0 <= sent < float("inf") and 0 <= received < float("inf")):
-        raise RecastError(f"--price takes two numbers, as 0.5,3 (dollars for a million tokens), not {text!r}")
+        raise RecastError(f"--price takes two numbers, such as 0.5,3 (dollars per million tokens), not {text!r}")
     return sent, received

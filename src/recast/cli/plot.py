@@ -13,6 +13,8 @@ from recast.cli.console import console
 from recast.core.curves import GainCurves
 from recast.weigh import weigh
 
+__all__ = ["plot"]
+
 
 def plot(
     gains: Annotated[Path, typer.Argument(help="gains.json to draw.")],
@@ -20,12 +22,12 @@ def plot(
     method: MethodName = "sinkhorn",
     tau: Tau = 1.0,
     shrink: Shrink = False,
-    truth: Annotated[Path | None, typer.Option("--truth", help="Another gains.json to draw dotted.")] = None,
+    truth: Annotated[Path | None, typer.Option("--truth", help="Another gains.json, drawn dotted.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="File stem; default the name of the curves, beside them.")
+        Path | None, typer.Option("--out", help="Output file without suffix; by default beside the curves.")
     ] = None,
 ) -> None:
-    """Draw the three-panel figure (gain, normalised gain, W) as PNG and PDF.
+    """Draw the three-panel figure (gain, normalized gain, W) as PNG and PDF.
 
     Example: `recast plot gains.json --budget clipscore=1,ocr=2 --out figures/gains`
     """

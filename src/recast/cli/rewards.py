@@ -1,4 +1,4 @@
-"""`recast rewards`: which rewards there are, what they still need, and whether they work."""
+"""The verb `rewards`: the available rewards, what they need, and whether they work."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from recast.cli.console import console, needs
 from recast.errors import RecastError
 from recast.rewards import base, catalog
 
+__all__ = ["app"]
+
 app = typer.Typer(
-    help="Which rewards there are, what they need, and whether they work.",
+    help="List the available rewards, and test them.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -20,7 +22,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_all() -> None:
-    """Every reward by its short name: what it is, its range, and the commands that get what is missing here.
+    """List every reward with its range, and the commands that install or download what is missing.
 
     Example: `recast rewards list`
     """
@@ -35,21 +37,21 @@ def list_all() -> None:
     for name, entry in catalog.ENTRIES.items():
         if entry.remark:
             console.print(f"\n{name} {entry.remark}", soft_wrap=True)
-    console.print("\nYour own: package.module:Object, a class or a function; see docs/rewards.md", soft_wrap=True)
+    console.print("\nCustom rewards: package.module:Object, a class or a function; see docs/guides/own-reward.md", soft_wrap=True)
 
 
 @app.command()
 def check(
     name: Annotated[str, typer.Argument(help="A short name, or package.module:Object.", show_default=False)],
     options: Annotated[
-        list[str] | None, typer.Argument(help="The reward's options, as key=value.", show_default=False)
+        list[str] | None, typer.Argument(help="Options of the reward, as key=value.", show_default=False)
     ] = None,
 ) -> None:
-    """Load a reward and score drawn pictures whose order is known; fails where the order is wrong.
+    """Load a reward and score images whose order is known; fail if the order is wrong.
 
     Example: `recast rewards check ocr`
 
-    With weights of one's own: `recast rewards check hpsv2 weights=models/HPS_v2.1_compressed.pt device=cpu`
+    With a local checkpoint: `recast rewards check hpsv2 checkpoint=models/HPS_v2.1_compressed.pt device=cpu`
     """
     from recast import config
 
@@ -63,12 +65,12 @@ def check(
     except RecastError as error:
         commands = catalog.ENTRIES[name].missing() if name in catalog.ENTRIES and not settings else []
         commands = [command for command in commands if command not in str(error)]
-        hint = f"; get what is missing with: {' && '.join(commands)}" if commands else ""
+        hint = f"; get the missing parts with: {' && '.join(commands)}" if commands else ""
         raise RecastError(f"{error}{hint}") from error
     console.print(tables.check_table(outcomes))
     wrong = [outcome for outcome in outcomes if not outcome.passed]
     if wrong:
         same = all(outcome.better == outcome.worse for outcome in wrong)
-        reason = "it gives the same score whatever it sees" if same else "wrong weights, or a broken installation"
+        reason = "it gives every image the same score" if same else "wrong checkpoint, or a broken installation"
         raise RecastError(f"the reward {name!r} failed {len(wrong)} of {len(outcomes)} trials: {reason}")
     console.print(f"{name} passed {len(outcomes)} of {len(outcomes)} trials")

@@ -1,4 +1,4 @@
-"""`recast shapes`: make the embedded world's models again, and look at the world."""
+"""The verb `shapes`: pretrain the models of the embedded world again, and draw its images."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from recast.core import artifact
 from recast.report import figures
 from recast.shapes import prompts
 
+__all__ = ["app"]
+
 app = typer.Typer(
-    help="The embedded world: make its models again, or look at it.", no_args_is_help=True, rich_markup_mode="markdown"
+    help="The embedded world: pretrain its models again, or draw its images.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
 )
 
 
 @app.command()
 def pretrain(
-    out: Annotated[Path, typer.Option("--out", help="Folder for the models, the log and the state.")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the models, the log and the resume state.")] = Path(
         "runs/shapes"
     ),
 ) -> None:
-    """Train the base pipeline and its CLIP from nothing: OUT/pipeline, OUT/clip and OUT/log.json, in minutes.
+    """Pretrain the base pipeline and its CLIP: OUT/pipeline, OUT/clip and OUT/log.json, in minutes.
 
-    Killed and started again, it goes on where it was and ends with the same bytes.
+    An interrupted run resumes where it stopped and ends with the same bytes.
 
     Example: `recast shapes pretrain --out runs/shapes`
     """
@@ -40,14 +44,18 @@ def pretrain(
 
 @app.command()
 def show(
-    out: Annotated[Path, typer.Option("--out", help="Where to write, without suffix: .png and .pdf.")] = Path("shapes"),
-    model: Annotated[str, typer.Option("--model", help="A pipeline folder; shapes is the one shipped.")] = "shapes",
+    out: Annotated[Path, typer.Option("--out", help="Output file without suffix; writes .png and .pdf.")] = Path(
+        "shapes"
+    ),
+    model: Annotated[
+        str, typer.Option("--model", help="Folder of a pipeline; shapes is the one that is shipped.")
+    ] = "shapes",
     split: Annotated[str, typer.Option("--split", help="train, validation or test.")] = "test",
-    count: Annotated[int, typer.Option("--count", min=1, max=64, help="Prompts to show.")] = 8,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Denoising steps.")] = 10,
+    count: Annotated[int, typer.Option("--count", min=1, max=64, help="Number of prompts.")] = 8,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Number of denoising steps.")] = 10,
     guidance: Annotated[float, typer.Option("--guidance", help="Classifier-free guidance; 1 is none.")] = 1.0,
 ) -> None:
-    """Draw a contact sheet: prompts, the renderer's images, the base's images and their composition score.
+    """Draw a contact sheet of prompts, rendered images, images of the base policy and their composition scores.
 
     Example: `recast shapes show --split validation --count 16 --out sheets/validation`
     """

@@ -1,4 +1,4 @@
-"""What several verbs print and draw: curves being measured, W as a table and a heatmap, the figure."""
+"""What several verbs print and draw: curves while they are measured, W, figures, reports."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from typing import Any
 from recast.cli import tables
 from recast.cli.console import console, needs, watching
 from recast.errors import RecastError
+from recast.progress import no_progress
 from recast.report import figures
+
+__all__ = ["draw", "estimate", "report", "weights"]
 
 
 def estimate(settings: Any, out: Path, reuse: bool = False, until_ci: float | None = None) -> Any:
-    """Curves and, where it is known, the truth, with a view of the run; None on all processes but the first."""
+    """Run the estimate with a live view; returns the curves and the exact ones, None on all processes but the first."""
     with needs("estimating", "train"):
         from recast.estimate import stage
 
         with watching() as watch:
-            return stage.estimate(settings, out, lambda items, *_: items, reuse, until_ci, watch)
+            return stage.estimate(settings, out, no_progress, reuse, until_ci, watch)
 
 
 def weights(curves: Any, matrix: Any) -> None:
-    """W as a table, a heatmap, and what is worth a note."""
+    """Print W as a table and a heatmap, with notes."""
     console.print(tables.weights_table(matrix, curves))
     shades = tables.SHADES if "utf" in console.encoding.lower() else tables.ASCII_SHADES
     for line in tables.heatmap(matrix, console.width, shades):
@@ -31,7 +34,7 @@ def weights(curves: Any, matrix: Any) -> None:
 
 
 def draw(curves: Any, matrix: Any, stem: Path, truth: Any, true_matrix: Any) -> list[Path]:
-    """The three-panel figure as PNG and PDF; their paths."""
+    """Write the three-panel figure as PNG and PDF; returns their paths."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -41,7 +44,7 @@ def draw(curves: Any, matrix: Any, stem: Path, truth: Any, true_matrix: Any) -> 
 
 
 def report(made: Any, tables_shown: int | None = None) -> None:
-    """The first tables of a report, its warnings, what was found, and where the page is."""
+    """Print the first tables of a report, its warnings, its finding and the path of its page."""
     for table in made.tables[:tables_shown]:
         console.print(tables.report_table(table))
     for alarm in made.alarms:

@@ -12,6 +12,8 @@ from recast.cli.arguments import Jobs, Overrides, RecipeFile, RunFolder
 from recast.cli.console import console, needs
 from recast.cli.jobs import observer
 
+__all__ = ["sweep"]
+
 
 def sweep(
     recipe: RecipeFile,
@@ -19,14 +21,14 @@ def sweep(
     out: RunFolder = Path("runs/sweep"),
     jobs: Jobs = None,
     print_only: Annotated[
-        bool, typer.Option("--print", help="Print a command a policy, for a queue, and train nothing.")
+        bool, typer.Option("--print", help="Print one command per policy, for a job queue, and train nothing.")
     ] = False,
 ) -> None:
-    """Compare methods over budgets and seeds, matched pair by pair: train, evaluate and report all of them.
+    """Compare methods over budgets and seeds in matched pairs: train, evaluate and report all policies.
 
     Example: `recast sweep recipes/shapes.yaml --out runs/sweep`
 
-    For a queue: `recast sweep recipes/sd35/ocr.yaml --out runs/sweep --print > commands.txt`, and when all are done
+    For a job queue: `recast sweep recipes/sd35/ocr.yaml --out runs/sweep --print > commands.txt`, and once all are done
     `recast report runs/sweep`
     """
     from recast import config
@@ -35,10 +37,10 @@ def sweep(
     with needs("sweeping", "train"):
         from recast.sweep import jobs as planning
         from recast.sweep import stage
-    chosen = settings.sweep
-    budgets = planning.budgets_of(settings, chosen.budgets)
-    planned = planning.jobs_of(settings, out, chosen.methods, chosen.seeds, budgets)
-    curves, _ = stage.curves_of(settings, out, observer())
+
+        budgets = planning.budgets_of(settings, settings.sweep.budgets)
+        planned = planning.jobs_of(settings, out, settings.sweep.methods, settings.sweep.seeds, budgets)
+        curves, _ = stage.curves_of(settings, out, observer())
     if print_only:
         settings.save(out / "recipe.yaml")
         for job in planned:
@@ -46,6 +48,7 @@ def sweep(
         for line in planning.command_lines(planned, out / "recipe.yaml"):
             console.print(line, soft_wrap=True)
         return
-    made = stage.compare(settings, out, curves, planned, jobs, observer())
+    with needs("comparing policies", "train,rewards"):
+        made = stage.compare(settings, out, curves, planned, jobs, observer())
     if made is not None:
         show.report(made, 2)

@@ -1,4 +1,4 @@
-"""Tables for the terminal, with rich."""
+"""Tables for the terminal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,33 @@ from rich.table import Table
 from rich.text import Text
 
 from recast.core import renyi
-from recast.core.curves import Comparison, GainCurves, Remaining
+from recast.core.comparison import Comparison, Remaining
+from recast.core.curves import GainCurves
 from recast.core.weights import WeightMatrix
 from recast.report.render import Table as ReportTable
 
+__all__ = [
+    "ASCII_SHADES",
+    "SHADES",
+    "check_table",
+    "comparison_table",
+    "correlation_table",
+    "doctor_table",
+    "heatmap",
+    "notes",
+    "orders_table",
+    "plan_table",
+    "remaining_table",
+    "report_table",
+    "rewards_table",
+    "running_table",
+    "scores_table",
+    "weights_table",
+]
+
 SHADES, ASCII_SHADES = " ░▒▓█", " .:*#"
 LITTLE_GAIN = 0.02
-"""Total gain below which a curve is mostly noise: a reward that starts near its ceiling measured 0.009."""
+"""Total gain below which a curve is mostly noise; a reward that starts near its ceiling measured 0.009."""
 
 
 def weights_table(weights: WeightMatrix, curves: GainCurves) -> Table:
@@ -36,9 +56,9 @@ def weights_table(weights: WeightMatrix, curves: GainCurves) -> Table:
 
 
 def heatmap(weights: WeightMatrix, width: int = 80, shades: str = SHADES) -> list[Text]:
-    """W relative to static, a line per reward, a cell per step: blank at 0, half at 1, full from 2 on.
+    """W relative to static, one line per reward and one cell per step: blank at 0, half at 1, full from 2 on.
 
-    Shade and colour say the same, so it reads without either. Steps share cells where they do not fit.
+    Shade and color carry the same information. Several steps share a cell if the terminal is too narrow.
     """
     label = min(max(len(name) for name in weights.rewards), width // 3)
     room = max(1, width - label - 2)
@@ -57,27 +77,27 @@ def heatmap(weights: WeightMatrix, width: int = 80, shades: str = SHADES) -> lis
 
 
 def notes(weights: WeightMatrix, curves: GainCurves) -> list[str]:
-    """What a reader of W should know: rewards without a curve, and curves with hardly any gain."""
+    """Caveats about W: rewards without a curve, and curves with hardly any gain."""
     said = []
     for name in weights.rewards:
         if name not in curves.rewards:
             close = difflib.get_close_matches(name, curves.rewards, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            said.append(f"{name} has no gain curve{hint}: its budget is spread by the shared column factors alone")
+            said.append(f"{name} has no gain curve{hint}; it receives the column mass that the other rewards leave")
             continue
         total = float(curves.total[curves.rewards.index(name)])
         if total <= renyi.ROUNDING:
-            said.append(f"{name} has no gain at any step: it is weighed as if it had no curve")
+            said.append(f"{name} has no gain at any step and is treated as a reward without a curve")
         elif total < LITTLE_GAIN:
             said.append(
-                f"{name} has almost no gain to give (total {total:.2g} < {LITTLE_GAIN}): the shape of its row is "
-                "mostly noise, as mean-normalising makes it as large as any other"
+                f"{name} has almost no gain (total {total:.2g} < {LITTLE_GAIN}); the shape of its row is mostly noise, "
+                "because normalization scales every curve to mean 1"
             )
     return said
 
 
 def running_table(curves: GainCurves) -> Table:
-    """Curves while they are measured: total gain and its 95 % interval over prompts, and where the gain peaks."""
+    """Curves while they are measured: total gain with its 95 % interval over prompts, and the step of the peak."""
     table = Table(title_justify="left")
     for header in ("reward", "total gain", "95 %", "peak t"):
         table.add_column(header, justify="left" if header == "reward" else "right")
@@ -89,9 +109,9 @@ def running_table(curves: GainCurves) -> Table:
 
 
 def orders_table(swept: Mapping[float, GainCurves]) -> Table:
-    """Where each reward's gain peaks at each order, and how high above its own mean."""
+    """The step where each reward's gain peaks at each order, and the normalized gain there."""
     rewards = next(iter(swept.values())).rewards
-    table = Table(title="peak t (normalised gain there)", title_justify="left")
+    table = Table(title="peak t (normalized gain there)", title_justify="left")
     for header in ("α", *rewards):
         table.add_column(header, justify="right")
     for order, curves in swept.items():
@@ -101,7 +121,7 @@ def orders_table(swept: Mapping[float, GainCurves]) -> Table:
 
 
 def plan_table(facts: Mapping[str, Any]) -> Table:
-    """What a run will cost, one line a quantity."""
+    """The cost of a run, one line per quantity."""
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -147,7 +167,7 @@ def scores_table(scores: Any) -> Table:
 
 
 def rewards_table(entries: Mapping[str, Any], missing: Mapping[str, Sequence[str]]) -> Table:
-    """One row per reward: what it is, its range, and whether anything is missing here."""
+    """One row per reward: description, range, and whether anything is missing on this machine."""
     table = Table(title="rewards", title_justify="left")
     for header in ("name", "what", "range", "here"):
         table.add_column(header, no_wrap=header == "name")
@@ -160,16 +180,16 @@ def rewards_table(entries: Mapping[str, Any], missing: Mapping[str, Sequence[str
 def check_table(outcomes: Sequence[Any]) -> Table:
     """One row per trial of a reward's self-test."""
     table = Table(title="trials", title_justify="left")
-    for header in ("what must hold", "higher", "lower", "verdict"):
-        table.add_column(header, justify="left" if header in ("what must hold", "verdict") else "right")
+    for header in ("what must hold", "higher", "lower", "result"):
+        table.add_column(header, justify="left" if header in ("what must hold", "result") else "right")
     for each in outcomes:
         table.add_row(each.what, f"{each.better:.4g}", f"{each.worse:.4g}", "holds" if each.passed else "WRONG")
     return table
 
 
 def doctor_table(found: Any) -> Table:
-    """One row per reward of a diagnosis: scale, spread, and its share of the advantage beside its budget."""
-    title = "rewards before training (std: within groups; flat: groups without any; share: of the variance)"
+    """One row per reward of a diagnosis: scale, spread, and its share of the advantage next to its budget."""
+    title = "rewards before training (std: within groups; flat: groups with std 0; share: of the advantage's variance)"
     table = Table(title=title, title_justify="left")
     for header in ("reward", "applies", "mean", "range", "std", "flat", "budget", "share"):
         table.add_column(header, justify="left" if header == "reward" else "right", no_wrap=header == "reward")

@@ -11,16 +11,18 @@ from recast import processes
 from recast.cli.arguments import Overrides, RecipeFile, RunFolder
 from recast.cli.console import console, needs, training
 
+__all__ = ["train"]
+
 
 def train(
     recipe: RecipeFile,
     overrides: Overrides = None,
     out: RunFolder = Path("runs/recast"),
     weights: Annotated[
-        Path | None, typer.Option("--weights", help="W to train with; RUN/weights.json unless told.")
+        Path | None, typer.Option("--weights", help="W to train with; by default RUN/weights.json.")
     ] = None,
 ) -> None:
-    """Train the policy's LoRA with W: RUN/checkpoints, RUN/lora and RUN/metrics.jsonl. Goes on where it was stopped.
+    """Train a LoRA of the policy with W: RUN/checkpoints, RUN/lora, RUN/metrics.jsonl. Resumes a run that was stopped.
 
     Example: `recast train recipes/shapes.yaml --out runs/shapes`
 
@@ -33,7 +35,7 @@ def train(
         from recast.train import stage
 
         with training(settings.train.epochs) as (on_progress, epoch):
-            observer = stage.Observer(lambda plan: console.print(plan, soft_wrap=True), on_progress, epoch)
+            observer = stage.Observer(lambda sizes: console.print(sizes, soft_wrap=True), on_progress, epoch)
             if processes.RANK > 0:
                 observer = stage.Observer()
             done = stage.train(settings, out, weights, observer)

@@ -14,9 +14,11 @@ from recast.core.curves import GainCurves
 from recast.errors import RecastError
 from recast.weigh import stage
 
+__all__ = ["weigh"]
+
 
 def weigh(
-    source: Annotated[Path, typer.Argument(help="gains.json, or a recipe whose RUN folder has one.")],
+    source: Annotated[Path, typer.Argument(help="gains.json, or a recipe whose RUN folder contains one.")],
     overrides: Overrides = None,
     budget: Budget = None,
     method: MethodName = "sinkhorn",
@@ -24,21 +26,24 @@ def weigh(
     shrink: Shrink = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Where to write; default weights.json beside the curves (a recipe: its RUN)."),
+        typer.Option(
+            "--out", help="Output file, by default weights.json beside the curves; with a recipe, the RUN folder."
+        ),
     ] = None,
 ) -> None:
-    """Turn gain curves and a budget into W: weights.json, a table and a heatmap.
+    """Compute W from gain curves and a budget; write weights.json and print a table and a heatmap.
 
     Example: `recast weigh gains.json --budget clipscore=1,ocr=2`
 
-    Or by a recipe: `recast weigh recipes/mixture.yaml weigh.method=row --out runs/mixture`
+    With a recipe: `recast weigh recipes/mixture.yaml weigh.method=row --out runs/mixture`
     """
     if source.suffix in (".yaml", ".yml"):
         from recast import config
 
         if budget is not None or method != "sinkhorn" or tau != 1.0 or shrink:
             raise RecastError(
-                "with a recipe, set weigh.budget.NAME=1, weigh.method, weigh.tau and weigh.shrink instead"
+                "--budget, --method, --tau and --shrink belong to a gains file; with a recipe, set "
+                "weigh.budget.NAME=1, weigh.method, weigh.tau and weigh.shrink instead"
             )
         folder = out or Path("runs/recast")
         settings = config.load(source, overrides or [])
@@ -47,12 +52,14 @@ def weigh(
         target = stage.save(settings, weights, folder)
     else:
         if overrides:
-            raise RecastError(f"{overrides[0]!r} belongs to a recipe; with a gains file use --budget, --method, --tau")
+            raise RecastError(
+                f"{overrides[0]!r} is a setting of a recipe; with a gains file, use --budget, --method and --tau"
+            )
         curves = GainCurves.load(source)
         weights = stage.weigh(curves, parse_budget(budget, curves.rewards), method, tau=tau, shrink=shrink)  # type: ignore[arg-type]
         target = out or source.parent / "weights.json"
         if target.resolve() == source.resolve():
-            raise RecastError(f"{source}: the weights would overwrite the curves; choose another --out")
+            raise RecastError(f"{source}: W would overwrite the curves; choose another --out")
         weights.save(target)
     show.weights(curves, weights)
     console.print(f"wrote {target}", soft_wrap=True)

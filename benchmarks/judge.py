@@ -1,11 +1,11 @@
-"""How much of the ideal a judge's concurrency reaches: `recast judge` against a slow server on loopback.
+"""Efficiency of concurrent calls: `recast judge` against a slow server on loopback.
 
     python benchmarks/judge.py [PAIRS]
 
-The tests' judge (`tests/judging.py`) answers in a process of its own after a fixed latency, 30 % of its answers are
-faulty in every way it knows, and calls that failed wait before they are asked again. The ideal time is the requests
-that it counted, times the latency, over the concurrency; what is printed is ideal / measured, in turns for several
-concurrencies. Writes results/judge.json beside this file; about five minutes.
+The judge of the tests (`tests/judging.py`) answers in a separate process after a fixed latency. 30 % of its answers are
+faulty in all the ways it knows, and failed calls wait before the next attempt. The ideal time is the number of requests
+times the latency divided by the concurrency; the benchmark prints ideal / measured for several concurrencies. It writes
+results/judge.json beside this file and takes about five minutes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from recast.core import artifact
 from recast.judge import stage
 from recast.judge.ask import Settings
+from recast.progress import no_progress
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from judging import Known, make_run, worths  # type: ignore[import-not-found]
@@ -33,7 +33,7 @@ FAULTY = 0.3
 
 
 def answer_slowly(pipe: Connection) -> None:
-    """Serve until told to stop, then say how many requests there were."""
+    """Serve until a message arrives, then send the number of requests."""
     with serve() as server:
         Known(server, FAULTY)
         server.delay = LATENCY
@@ -43,7 +43,7 @@ def answer_slowly(pipe: Connection) -> None:
 
 
 def measure(folder: Path, pairs: int, concurrency: int) -> dict[str, Any]:
-    """One whole run with its own server."""
+    """Measure one complete run with its own server."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     server = context.Process(target=answer_slowly, args=(theirs,), daemon=True)
@@ -54,7 +54,7 @@ def measure(folder: Path, pairs: int, concurrency: int) -> dict[str, Any]:
         make_run(folder / "ours", "sinkhorn", first), make_run(folder / "static", "static", second), None
     )
     begun = time.perf_counter()
-    outcome = stage.judge([comparison], settings, silent)
+    outcome = stage.judge([comparison], settings, no_progress)
     seconds = time.perf_counter() - begun
     ours.send("stop")
     requests, busiest = ours.recv()
@@ -68,11 +68,6 @@ def measure(folder: Path, pairs: int, concurrency: int) -> dict[str, Any]:
         "ideal_over_measured": ideal / seconds,
         "one_by_one_over_measured": requests * LATENCY / seconds,
     }
-
-
-def silent(items: Iterable[Any], title: str, total: int) -> Iterable[Any]:
-    """No bar."""
-    return items
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 BUDGETS = ((1, 1, 1, 1), (1, 1, 1, 2), (1, 1, 2, 1), (1, 2, 1, 1), (2, 1, 1, 1))
 TRAINED = {"ocr": ("clipscore", "hpsv2", "pickscore", "ocr"), "geneval": ("clipscore", "hpsv2", "pickscore", "geneval")}
-JUDGES = ("imagereward", "aesthetic", "hpsv3", "unifiedreward")
+HELD_OUT = ("imagereward", "aesthetic", "hpsv3", "unifiedreward")
 
 # Tab. perlam-ocr and Tab. preagg-geneval: aggregate, then the four rewards; static and ReCAST.
 REWARDS = {
@@ -38,7 +38,7 @@ PANELS = {
         ((1.127, 5.768, 7.49, 2.618), (1.014, 5.800, 7.81, 2.633)),
     ],
 }
-VERDICTS = {
+DOMINANCE = {
     ("rewards", "ocr"): ("first", "first", "first", "mixed", "mixed"),
     ("rewards", "geneval"): ("mixed", "mixed", "mixed", "mixed", "mixed"),
     ("panels", "ocr"): ("mixed", "mixed", "first", "first", "first"),

@@ -1,8 +1,12 @@
-"""ReCAST: when each reward counts in diffusion fine-tuning. Importing it never imports torch."""
+"""ReCAST: reward credit assignment across timesteps for diffusion fine-tuning.
+
+Importing this package does not import torch.
+"""
 
 from recast import core, rewards
 from recast._version import __version__
-from recast.core.curves import GainCurves, compare, remaining
+from recast.core.comparison import compare, remaining
+from recast.core.curves import GainCurves
 from recast.core.weights import WeightMatrix
 from recast.errors import ConvergenceWarning, FloorWarning, RecastError
 from recast.weigh import weigh as weigh

@@ -1,4 +1,4 @@
-"""Devices and number formats by the names that recipes use."""
+"""Devices and dtypes by the names that recipes use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 
 from recast.errors import RecastError
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+__all__ = ["dtype", "pick", "visiting", "worker"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def pick(name: str) -> torch.device:
-    """The device of a name; `auto` is this process's GPU where there is one, else the CPU."""
+    """The device of a name; `auto` is this process's GPU if there is one, else the CPU."""
     if name == "auto":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
     try:
@@ -28,7 +30,7 @@ def pick(name: str) -> torch.device:
 
 
 def worker(where: torch.device) -> ThreadPoolExecutor:
-    """One thread that works beside this one, on the same GPU: a new thread would start on the first."""
+    """A pool of one thread that uses the same GPU as this one; by default a new thread would use the first."""
     if where.type != "cuda":
         return ThreadPoolExecutor(1)
     return ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(where,))
@@ -36,7 +38,7 @@ def worker(where: torch.device) -> ThreadPoolExecutor:
 
 @contextmanager
 def visiting(model: torch.nn.Module, where: torch.device, offload: bool) -> Iterator[None]:
-    """The model on its device while the block lasts; with `offload` on the CPU again afterwards."""
+    """Move the model to a device for the duration of the block; with `offload`, back to the CPU afterwards."""
     model.to(where)
     try:
         yield
@@ -46,7 +48,7 @@ def visiting(model: torch.nn.Module, where: torch.device, offload: bool) -> Iter
 
 
 def dtype(name: str) -> torch.dtype:
-    """The number format of a name."""
-    if name not in DTYPES:
-        raise RecastError(f"unknown dtype {name!r}: choose one of {', '.join(DTYPES)}")
-    return DTYPES[name]
+    """The torch dtype of a name."""
+    if name not in _DTYPES:
+        raise RecastError(f"unknown dtype {name!r}: choose one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]

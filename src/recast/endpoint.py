@@ -1,4 +1,4 @@
-"""A model behind HTTP: one JSON request, which failures are worth another try, and many calls at once."""
+"""A model behind HTTP: JSON requests, retries of failures that may pass, and concurrent calls."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from typing import Any, TypeVar
 
 from recast.errors import RecastError
 
-RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
-PERHAPS_MADE = (408, 500, 502, 504)
-"""Of these, the ones after which an answer may have been made and billed all the same."""
-BUSY = (429, 529)
-"""Of these, the ones that are meant for everybody who asks, as is any that says when to come back."""
-LONGEST_WAIT, LONGEST_ASKED = 60.0, 3600.0
-"""Seconds between tries as we choose them, and as a server may ask for."""
+__all__ = ["Endpoint", "FailedError", "RefusedError", "UnreadableError"]
+
+_RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+_PERHAPS_BILLED = (408, 500, 502, 504)  # retried, but an answer may have been made and billed
+_BUSY = (429, 529)  # concern all requests, as does every status with a Retry-After header
+_LONGEST_BACKOFF, _LONGEST_RETRY_AFTER = 60.0, 3600.0  # seconds
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 class RefusedError(RecastError):
-    """The server said no, and asking again would not change that; `single` where it is about this one request."""
+    """The server rejected a request, and a retry would not change that; `single` if only this request is concerned."""
 
     billed = False
 
@@ -44,7 +43,11 @@ class RefusedError(RecastError):
 
 
 class FailedError(RecastError):
-    """No answer: it may have been billed; the server asked to be left alone for `wait` seconds, by all if `busy`."""
+    """A request has failed and may be retried.
+
+    `billed`: an answer may have been made and billed. `wait`: seconds that the server asked to wait. `busy`: the
+    server is too busy, and all requests should wait.
+    """
 
     def __init__(self, reason: str, billed: bool = True, wait: float = 0.0, busy: bool = False) -> None:
         super().__init__(reason)
@@ -52,21 +55,22 @@ class FailedError(RecastError):
 
 
 class UnreadableError(FailedError):
-    """An answer came in good time, but none that can be used: there is no reason to wait before the next try."""
+    """The server answered, but the answer cannot be used: it is retried without a pause."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the key to another host: it is an error."""
+    """Treats a redirect as an error, since it would send the key to another host."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follow none."""
+        """Follow no redirect."""
 
 
 class Endpoint:
-    """A server that takes JSON under `base_url`, and a key where the environment has `variable`.
+    """A server that accepts JSON under `base_url`.
 
-    The key is read when a request is made and appears nowhere else, even where the server repeats it. Calls are
-    threads that wait for their sockets, `concurrency` of them; `retries` are the tries after the first.
+    Its key, if it needs one, is in the environment variable `variable`. The key is read for every request and is
+    written nowhere, even if the server repeats it. At most `concurrency` requests run at once, each in its own thread.
+    A request that fails is retried up to `retries` times, `backoff` seconds after its first try and later each time.
     """
 
     key_header = ("Authorization", "Bearer ")
@@ -82,41 +86,41 @@ class Endpoint:
         timeout: float,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        if not _is_plain(base_url):  # not repeated: it may hold a key
+        if not _is_plain(base_url):  # the message does not repeat it: it may contain a key
             raise RecastError(
-                f"base_url is http:// or https://, a host and a path, with no user or query in it; a key belongs in "
-                f"the environment, as {variable}"
+                "base_url must be http:// or https://, a host and a path, without user or query; put the key into "
+                f"the environment variable {variable}"
             )
         limits = {"concurrency": (1, 1024), "retries": (0, 1000), "backoff": (0, 3600), "timeout": (1e-3, 86400)}
         for value, (name, (least, most)) in zip((concurrency, retries, backoff, timeout), limits.items(), strict=True):
             if not least <= value <= most:
-                raise RecastError(f"{name} lies between {least:g} and {most:g}, not at {value}")
+                raise RecastError(f"{name} must lie between {least:g} and {most:g}, but it is {value}")
         self.base, self.variable = base_url.rstrip("/"), variable
         self.concurrency, self.retries, self.backoff, self.timeout = concurrency, retries, backoff, timeout
         self._sleep = sleep
-        self._random = random.Random()  # not seeded: processes that wait must not come back at the same moment
+        self._random = random.Random()  # not seeded: waiting processes must not retry at the same moment
         self._opener = urllib.request.build_opener(_NoRedirect)
         self.key()
 
     def key(self) -> str:
-        """The key, or "" where the environment has none."""
+        """The key, or "" if the environment has none."""
         key = os.environ.get(self.variable, "").strip()
         if not key.isascii() or not key.isprintable():
-            raise RecastError(f"the key in {self.variable} has characters that no key has")
+            raise RecastError(f"the key in {self.variable} contains characters that are not allowed in a key")
         return key
 
     def redact(self, text: str) -> str:
-        """A text without the key, should it hold that, as it is or escaped once or twice."""
+        """A text in which the key is replaced by "[key]", also where it is escaped once or twice."""
         key = self.key()
         return re.sub(r"\\*".join(map(re.escape, key)), "[key]", text) if key else text
 
     def excerpt(self, text: str | bytes, length: int = 200) -> str:
-        """The beginning of what a server said, in one line and without the key."""
+        """The beginning of a server's answer in one line, without the key."""
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return " ".join(self.redact(text).split())[:length]
 
     def post(self, path: str, body: Mapping[str, Any], about: str) -> Any:
-        """The JSON that answers one request; `FailedError` where another try may help, `RefusedError` where not."""
+        """The JSON answer to one request; `FailedError` if a retry may help, otherwise `RefusedError`."""
         name, prefix = self.key_header
         key = self.key()
         headers = {"Content-Type": "application/json"} | ({name: prefix + key} if key else {})
@@ -126,17 +130,16 @@ class Endpoint:
                 reply = response.read()
         except urllib.error.HTTPError as error:
             text = b""
-            with suppress(OSError, http.client.HTTPException):  # half an error is an error all the same
+            with suppress(OSError, http.client.HTTPException):  # an incomplete error message is enough
                 text = error.read()
-            if error.code not in RETRIED:
-                said = self.excerpt(text, 500)
-                reason = f"{self.base} refused {about} with status {error.code}: {said}"
+            if error.code not in _RETRIED:
+                reason = f"{self.base} refused {about} with status {error.code}: {self.excerpt(text, 500)}"
                 raise RefusedError(reason, error.code) from None
-            asked = _seconds(error.headers.get("Retry-After"))
-            busy = error.code in BUSY or asked > 0
-            raise FailedError(f"status {error.code}", error.code in PERHAPS_MADE, asked, busy) from None
+            wait = _seconds(error.headers.get("Retry-After"))
+            busy = error.code in _BUSY or wait > 0
+            raise FailedError(f"status {error.code}", error.code in _PERHAPS_BILLED, wait, busy) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
-            # Before the request was sent it is a URLError; a timeout, reset or half a reply comes after.
+            # A URLError precedes the request; a timeout, a reset or an incomplete reply follows it.
             sent = not isinstance(error, urllib.error.URLError)
             raise FailedError(self.excerpt(f"{type(error).__name__}: {error}"), sent) from None
         try:
@@ -144,8 +147,8 @@ class Endpoint:
         except (ValueError, RecursionError):
             raise FailedError(f"the reply is not JSON: {self.excerpt(reply)}") from None
 
-    def said(self, reply: Any) -> tuple[str, bool]:
-        """The text of a chat's reply, and whether it was cut at its longest; `UnreadableError` without a text."""
+    def text_of(self, reply: Any) -> tuple[str, bool]:
+        """The text of a chat completion, and whether it was cut at the limit; `UnreadableError` if it has no text."""
         try:
             choice = reply["choices"][0]
             text, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
@@ -155,10 +158,10 @@ class Endpoint:
             raise UnreadableError(f"the reply has no text: {self.excerpt(json.dumps(reply))}")
         return text, cut
 
-    def pause(self, tries: int, asked: float) -> float:
-        """Seconds to wait after so many tries: exponential backoff with jitter, or as long as the server asked for."""
-        grown = self.backoff * float(2 ** min(tries, 16)) * (1 + self._random.random())
-        return max(min(LONGEST_ASKED, asked), min(LONGEST_WAIT, grown))
+    def pause(self, retries: int, asked: float) -> float:
+        """Seconds before the next try after so many retries: exponential backoff with jitter, but at least `asked`."""
+        grown = self.backoff * float(2 ** min(retries, 16)) * (1 + self._random.random())
+        return max(min(_LONGEST_RETRY_AFTER, asked), min(_LONGEST_BACKOFF, grown))
 
     def each(
         self,
@@ -170,12 +173,12 @@ class Endpoint:
         used: Callable[[Item], int] = lambda item: 0,
         drop: Callable[[Item, FailedError], Answer] | None = None,
     ) -> list[Answer]:
-        """`ask(item)` for every item, in their order, several on their way at once; a `FailedError` is tried again.
+        """The answers `ask(item)` in the order of the items, several at once; a `FailedError` is retried.
 
-        An item that waits for its next try takes no place from the others; where the server is too busy for one, new
-        requests wait with it, and that counts as a try only while nobody gets an answer. `used` are tries before. One
-        without an answer after all tries gets `drop(item, error)`; without that it stops new requests and is the
-        error: `failure(item)`, the tries, the reason. Those on their way are still waited for.
+        An item that waits for its retry occupies no thread. If the server is too busy, new requests wait too, and the
+        failure counts as a try only if no item was answered since the item's last try. `used` is the number of tries
+        that an item has had before. An item whose tries are used up gets `drop(item, error)`; without `drop`, no new
+        request is made, running ones are awaited, and the error names `failure(item)`, the tries and the reason.
         """
         answers: dict[int, Answer] = dict(progress(self._answers(ask, items, failure, used, drop)))
         return [answers[number] for number in range(len(items))]
@@ -188,57 +191,96 @@ class Endpoint:
         used: Callable[[Item], int],
         drop: Callable[[Item, FailedError], Answer] | None,
     ) -> Iterator[tuple[int, Answer]]:
-        """Number and answer of every item, as they come."""
-        tries, answered, seen = [used(item) for item in items], 0, [0] * len(items)
-        hold = 0.0  # when the server may be asked again
-        ready = deque(range(len(items)))
-        waiting: list[tuple[float, int]] = []  # a heap: when to try again, and what
+        """Number and answer of every item, as they arrive."""
+        queue, tries = _Queue(len(items)), _Tries([used(item) for item in items])
         running: dict[Future[Answer], int] = {}
         finished: SimpleQueue[Future[Answer]] = SimpleQueue()
         with ThreadPoolExecutor(self.concurrency) as pool:
-            while ready or waiting or running:
-                while waiting and waiting[0][0] <= time.monotonic():
-                    ready.appendleft(heappop(waiting)[1])  # before new ones: else the slowest are all left to the end
-                free = hold <= time.monotonic()
-                while free and ready and len(running) < self.concurrency:
-                    number = ready.popleft()
+            while queue or running:
+                numbers, patience = queue.take(self.concurrency - len(running))
+                for number in numbers:
                     future = pool.submit(ask, items[number])
                     running[future] = number
                     future.add_done_callback(finished.put)
-                next_times = [*(waiting[0][:1] if waiting else ()), *(() if free else (hold,))]
-                patience = max(0.0, min(next_times) - time.monotonic()) if next_times else None
                 try:
                     future = finished.get(timeout=patience)
                 except Empty:
                     continue
                 number, error = running.pop(future), future.exception()
                 if not isinstance(error, FailedError):
-                    answered += 1
+                    tries.answered()
                     yield number, future.result()
-                    continue
-                tries[number] += 0 if error.busy and answered > seen[number] else 1
-                seen[number] = answered
-                if tries[number] <= self.retries:
-                    due = self._due(max(0, tries[number] - 1), error)
-                    heappush(waiting, (due, number))
-                    if error.busy:  # where the server says how long, all wait that long
-                        hold = max(hold, min(due, time.monotonic() + error.wait) if error.wait else due)
+                elif tries.failed(number, error) <= self.retries:
+                    self._retry(queue, number, tries.count[number], error)
                 elif drop is not None:
                     yield number, drop(items[number], error)
                 else:
-                    raise FailedError(f"{failure(items[number])} after {tries[number]} tries: {error}")
+                    raise FailedError(f"{failure(items[number])} after {tries.count[number]} tries: {error}")
 
-    def _due(self, tries: int, error: FailedError) -> float:
-        """When to try again, by the clock."""
-        seconds = 0.0 if isinstance(error, UnreadableError) else self.pause(tries, error.wait)
+    def _retry(self, queue: _Queue, number: int, tries: int, error: FailedError) -> None:
+        """Put a failed item back into the queue; if the server is busy, hold the other items too."""
+        seconds = 0.0 if isinstance(error, UnreadableError) else self.pause(max(0, tries - 1), error.wait)
         if self._sleep is not None:
             self._sleep(seconds)
             seconds = 0.0
-        return time.monotonic() + seconds
+        due = time.monotonic() + seconds
+        queue.retry(number, due)
+        if error.busy:  # where the server says how long to wait, the others wait that long without the backoff
+            queue.hold(min(due, time.monotonic() + error.wait) if error.wait else due)
+
+
+class _Queue:
+    """Numbers of the items to ask: some ready, some waiting for the time of their retry, perhaps all on hold."""
+
+    def __init__(self, count: int) -> None:
+        self._ready = deque(range(count))
+        self._waiting: list[tuple[float, int]] = []  # a heap of times and numbers
+        self._hold = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._ready or self._waiting)
+
+    def take(self, room: int) -> tuple[list[int], float | None]:
+        """At most `room` items to ask now, and the seconds until the queue may have more; None if time adds none."""
+        now = time.monotonic()
+        while self._waiting and self._waiting[0][0] <= now:
+            self._ready.appendleft(heappop(self._waiting)[1])  # retries first, or the slowest would all be left to last
+        held = self._hold > now
+        taken = [] if held else [self._ready.popleft() for _ in range(min(room, len(self._ready)))]
+        times = [due for due, _ in self._waiting[:1]] + [self._hold] * held
+        return taken, min(times) - now if times else None
+
+    def retry(self, number: int, due: float) -> None:
+        """Make an item ready again at the time `due`."""
+        heappush(self._waiting, (due, number))
+
+    def hold(self, until: float) -> None:
+        """Hand out no item before a time."""
+        self._hold = max(self._hold, until)
+
+
+class _Tries:
+    """Failed tries per item; a busy server does not count while it answers others."""
+
+    def __init__(self, used: list[int]) -> None:
+        self.count = used
+        self._answered = 0
+        self._seen = [0] * len(used)  # answers that there were at an item's last failure
+
+    def answered(self) -> None:
+        """Note that some item was answered."""
+        self._answered += 1
+
+    def failed(self, number: int, error: FailedError) -> int:
+        """Note that an item has failed; returns its tries so far."""
+        if not (error.busy and self._answered > self._seen[number]):
+            self.count[number] += 1
+        self._seen[number] = self._answered
+        return self.count[number]
 
 
 def _is_plain(url: str) -> bool:
-    with suppress(ValueError):  # a port or an address that is none
+    with suppress(ValueError):  # an invalid port or address
         parts = urllib.parse.urlsplit(url)
         plain = not (parts.username or parts.password or parts.query or parts.fragment)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and plain and parts.port != 0
@@ -246,7 +288,7 @@ def _is_plain(url: str) -> bool:
 
 
 def _seconds(header: str | None) -> float:
-    """What a Retry-After header asks for: seconds, or a date."""
+    """Seconds that a Retry-After header asks for, as a number or as a date; 0 if there is none."""
     with suppress(ValueError):
         return max(0.0, float(header or 0))
     with suppress(ValueError, OverflowError):

@@ -1,26 +1,28 @@
-"""The one exception for input a user can mend, and the warnings the package gives."""
+"""The exception for invalid input, and the warnings that the package issues."""
 
 from __future__ import annotations
 
+__all__ = ["ClampWarning", "ConvergenceWarning", "FloorWarning", "RecastError", "StaleError"]
+
 
 class RecastError(ValueError):
-    """Bad input: one sentence that names the thing, the value and the remedy.
+    """Invalid input; the message is one sentence that names the thing, the value and the remedy.
 
-    The command line prints it without a traceback and exits with code 2.
+    The command line prints the message without a traceback and exits with code 2.
     """
 
 
 class StaleError(RecastError):
-    """What is there was made with other settings: `recast run` sets it aside and makes it anew."""
+    """An existing artifact was made with other settings; `recast run` sets it aside and makes a new one."""
 
 
 class ConvergenceWarning(UserWarning):
-    """A solver stopped before it met its tolerance."""
+    """A solver stopped before it reached its tolerance."""
 
 
 class FloorWarning(UserWarning):
-    """A moment was so small that the numerical floor of Alg. 1 replaced it."""
+    """A moment was below the numerical floor of Alg. 1 and was replaced by it."""
 
 
 class ClampWarning(UserWarning):
-    """Gain curves were made of a reward whose negative scores count as 0."""
+    """Negative scores of a reward were set to 0 to compute its gain curve."""

@@ -1,13 +1,12 @@
 """What identifies a result: the settings that decide it, hashes of its inputs, and seeds derived from names.
 
-A folder of results records the identity it was made with; `require_same` refuses to mix in results of another one.
+A folder of results records the identity they were made with; `require_same` refuses results of another one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,7 @@ __all__ = [
     "weights_hash",
 ]
 
-ADAPTER_FILE = "pytorch_lora_weights.safetensors"
-"""The file name under which diffusers looks for an adapter."""
-_OPTIONS = re.compile(r"rewards\.(hpsv2|imagereward|aesthetic|hpsv3)\.weights")
+_ADAPTER_FILE = "pytorch_lora_weights.safetensors"  # the name under which diffusers stores an adapter
 
 
 def policy(recipe: Recipe) -> dict[str, Any]:
@@ -76,7 +73,7 @@ def rollouts(recipe: Recipe) -> dict[str, Any]:
         "policy": policy(recipe),
         "proposals": proposals(recipe),
         "rewards": {name: options or {} for name, options in recipe.rewards.items()},
-        "order": list(recipe.rewards),  # the rows of a shard have no names
+        "order": list(recipe.rewards),  # the rows of a shard are not named
         "estimate": settings,
     }
 
@@ -114,9 +111,9 @@ def require_same(
     `made` begins the sentence; `names` describes keys of which only a hash is recorded. Settings recorded under an
     earlier name are compared under their present one.
     """
-    known = {_current(key): value for key, value in known.items()}
+    known = {RENAMED.get(key, key): value for key, value in known.items()}
     plain = artifact.plain(wanted)
-    # Keys that both have come first: one setting may bring others with it.
+    # Settings that both have come first, since a difference in one may add or remove others.
     for key in sorted({*known, *plain}, key=lambda key: (not (key in known and key in plain), key)):
         if known.get(key) != plain.get(key):
             what = f"{key} = {known.get(key)!r}, not {plain.get(key)!r}"
@@ -127,14 +124,13 @@ def require_same(
 
 
 def current_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Recorded options of a reward under their present names."""
+    """Recorded options of a reward under their present names.
+
+    >>> current_options("hpsv2", {"weights": "model.pt", "device": "cpu"})
+    {'checkpoint': 'model.pt', 'device': 'cpu'}
+    """
     prefix = f"rewards.{name}."
-    return {_current(prefix + key).removeprefix(prefix): value for key, value in options.items()}
-
-
-def _current(key: str) -> str:
-    """The present dotted name of a recorded setting."""
-    return RENAMED.get(key, _OPTIONS.sub(r"rewards.\1.checkpoint", key))
+    return {RENAMED.get(prefix + key, key).removeprefix(prefix): value for key, value in options.items()}
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -159,8 +155,8 @@ def prompts_hash(rows: Sequence[Row]) -> str:
 
 
 def adapter_hash(folder: str | Path) -> str:
-    """SHA-256 of an adapter's file."""
-    path = Path(folder).expanduser() / ADAPTER_FILE
+    """SHA-256 of an adapter's file, or of nothing if there is none."""
+    path = Path(folder).expanduser() / _ADAPTER_FILE
     return hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest()
 
 
@@ -171,6 +167,6 @@ def weights_hash(weights: WeightMatrix) -> str:
 
 
 def seed_of(seed: int, prompt: str, number: int, purpose: str = "proposal") -> int:
-    """A seed for one purpose of a prompt, independent of all other prompts and purposes."""
+    """A seed for one purpose and number of a prompt, independent of other prompts, numbers and purposes."""
     words = np.frombuffer(hashlib.sha256(f"{purpose}:{prompt}".encode()).digest(), np.uint32)[:4]
     return int(np.random.SeedSequence([seed, number, *words.tolist()]).generate_state(1, np.uint32)[0])

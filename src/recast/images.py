@@ -54,7 +54,7 @@ def to_png(image: Tensor) -> bytes:
 
 
 def to_array(content: bytes, side: int) -> NDArray[np.float32]:
-    """Array (3, side, side) in [0, 1] of an image file: centre-cropped to a square, then resized."""
+    """Array (3, side, side) in [0, 1] of an image file: center-cropped to a square, then resized."""
     from PIL import Image, ImageOps
 
     with Image.open(io.BytesIO(content)) as image:

@@ -1,4 +1,4 @@
-"""The processes that one launcher started together (torchrun, accelerate launch): this one's place, and waiting."""
+"""The processes of one launcher (torchrun, accelerate launch): rank, synchronization and CPU cores."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import os
 import sys
 from datetime import timedelta
 
+__all__ = ["COUNT", "PATIENCE", "RANK", "cores", "leave_group", "spare_core", "wait"]
+
 RANK, COUNT = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-"""This process among those of its launcher, known before any heavy import."""
+"""Index of this process and number of processes, from the environment, without a heavy import."""
 PATIENCE = timedelta(days=1)
-"""How long processes wait for each other: images of an API, or the slowest prompt, may take a night."""
+"""Time limit of `wait`: images from an API, or the slowest prompt, may take hours."""
 
 
 def wait() -> None:
-    """Return once every process of this launcher has come here; at once where there is only one."""
+    """Return once every process of this launcher has called this; immediately if there is only one."""
     if COUNT > 1:
         import torch
         from accelerate import PartialState
@@ -21,8 +23,8 @@ def wait() -> None:
         PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE).wait_for_everyone()
 
 
-def part() -> None:
-    """At the end of a command: leave the group, where there is one, so that no process waits for another."""
+def leave_group() -> None:
+    """Leave the process group, if there is one, at the end of a command, so that no process waits for another."""
     if COUNT > 1 and "torch" in sys.modules:
         import torch
 
@@ -31,12 +33,12 @@ def part() -> None:
 
 
 def cores() -> int:
-    """Share that this process has of the machine's cores, at least one."""
+    """Number of CPU cores per process of the launcher on this machine, at least one."""
     return max(1, _machine() // _neighbours())
 
 
 def spare_core() -> bool:
-    """Whether this machine has more cores than the launcher's processes on it: one may score meanwhile."""
+    """Whether this machine has more cores than processes of the launcher, so that scoring can run in parallel."""
     return _machine() > _neighbours()
 
 

@@ -1,10 +1,8 @@
-"""Prompt sets: the embedded world's splits, a text file of prompts, or GenEval's JSONL with metadata."""
+"""Prompt sets: the splits of the shapes world, a text file of prompts, or GenEval's JSONL with metadata."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +13,29 @@ from recast.rewards import geneval_clauses
 from recast.shapes import prompts as shapes
 from recast.shapes.prompts import SHAPES
 
+__all__ = ["Row", "load"]
+
 Row = dict[str, Any]
-"""One prompt: `prompt`, and whatever metadata its file gives it."""
+"""One prompt: its text under `prompt`, and the metadata of its file."""
 
 
 def load(source: str, count: int | None = None, seed: int | None = None) -> list[Row]:
-    """Rows of a prompt set: `shapes:SPLIT`, or a path to a .txt (a prompt a line) or .jsonl file.
+    """The distinct rows of a prompt set: `shapes:SPLIT`, or the path of a .txt (one prompt per line) or .jsonl file.
 
-    With `count`, the first ones in the file's order, or a random choice where a `seed` is given.
+    `count` limits them to the first ones in the order of the file, or, with a `seed`, to a random choice.
     """
     split = source.removeprefix("shapes:")
     rows = _read(Path(source)) if split == source else shapes.load(split)  # type: ignore[arg-type]
-    different: dict[str, Row] = {}
+    distinct: dict[str, Row] = {}
     for row in rows:
-        if different.setdefault(row["prompt"], row) != row:
-            raise RecastError(
-                f"{source}: the prompt {row['prompt']!r} stands there twice, with other metadata each time"
-            )
-    rows = list(different.values())
+        if distinct.setdefault(row["prompt"], row) != row:
+            raise RecastError(f"{source}: the prompt {row['prompt']!r} occurs twice with different metadata")
+    rows = list(distinct.values())
     if count is not None and count > len(rows):
-        raise RecastError(f"{source}: {count} prompts were asked for, but it has {len(rows)} different ones")
+        raise RecastError(f"{source} has {len(rows)} distinct prompts, fewer than the {count} requested")
     if seed is not None:
         rows = [rows[k] for k in np.random.default_rng(seed).permutation(len(rows))]
     return rows[:count]
-
-
-def digest(rows: Sequence[Row]) -> str:
-    """SHA-256 over prompts and metadata, in order: what an artifact records of the prompts it came from."""
-    text = "\n".join(json.dumps(row, sort_keys=True, ensure_ascii=False) for row in rows)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _read(path: Path) -> list[Row]:
@@ -60,9 +52,9 @@ def _read(path: Path) -> list[Row]:
     elif path.suffix == ".jsonl":
         rows = [_row(path, k, line) for k, line in enumerate(lines, start=1) if line.strip()]
     else:
-        raise RecastError(f"{path}: prompts come as .txt, a prompt a line, or as .jsonl, not as {path.suffix!r}")
+        raise RecastError(f"{path}: prompts must be a .txt file, one per line, or a .jsonl file, not {path.suffix!r}")
     if not rows:
-        raise RecastError(f"{path}: there are no prompts in it")
+        raise RecastError(f"{path} contains no prompts")
     return rows
 
 
@@ -72,7 +64,7 @@ def _row(path: Path, number: int, line: str) -> Row:
     except ValueError as error:
         raise RecastError(f"{path}, line {number}: not valid JSON: {error}") from error
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
-        raise RecastError(f"{path}, line {number}: a line is an object with a 'prompt' that is not empty")
+        raise RecastError(f"{path}, line {number}: a line must be an object with a non-empty 'prompt'")
     try:
         _check_clauses(row)
     except RecastError as error:
@@ -81,7 +73,7 @@ def _row(path: Path, number: int, line: str) -> Row:
 
 
 def _check_clauses(row: Row) -> None:
-    """Refuse GenEval's metadata with a mistake in it; the shapes world has the same form with classes of its own."""
+    """Raise for invalid GenEval metadata; those of the shapes world have the same format with other classes."""
     entries = row.get("include")
     drawn = isinstance(entries, list) and all(isinstance(e, dict) and e.get("class") in SHAPES for e in entries)
     if row.get("tag") in geneval_clauses.TAGS and not drawn:

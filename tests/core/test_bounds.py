@@ -83,9 +83,9 @@ def test_it_bounds_a_world_where_everything_is_known() -> None:
     assert (np.abs(gains[1] - gains[0]).max(1) <= result.gain).all()
     profiles = [renyi.normalized(g) for g in gains]
     assert (np.abs(profiles[1] - profiles[0]).max(1) <= result.profile).all()
-    plans = [sinkhorn.project(g, [1, 2]).weights for g in gains]
-    assert np.abs(plans[1] - plans[0]).sum() <= result.weights
-    assert np.abs(plans[1] - plans[0]).sum() > 0  # the check is not of two equal things
+    couplings = [sinkhorn.project(g, [1, 2]).weights for g in gains]
+    assert np.abs(couplings[1] - couplings[0]).sum() <= result.weights
+    assert np.abs(couplings[1] - couplings[0]).sum() > 0  # the check is not of two equal things
 
 
 def test_bad_input_is_named() -> None:

@@ -12,7 +12,8 @@ from scipy import stats
 
 import recast
 from recast.core import renyi, schedule
-from recast.core.curves import GainCurves, compare, remaining
+from recast.core.comparison import compare, remaining
+from recast.core.curves import GainCurves
 from recast.errors import RecastError
 
 
@@ -303,5 +304,5 @@ def test_links_are_followed_and_devices_and_folders_refused(curves: GainCurves, 
             curves.save(target)
 
 
-def test_normalised_gains_are_those_of_renyi(curves: GainCurves) -> None:
+def test_normalized_gains_are_those_of_renyi(curves: GainCurves) -> None:
     np.testing.assert_array_equal(curves.normalized(), renyi.normalized(renyi.gains(curves.D)))

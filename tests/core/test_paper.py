@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import paper_tables as paper
 from recast.core import schedule, sinkhorn
-from recast.core.curves import GainCurves, compare, remaining
+from recast.core.comparison import compare, remaining
+from recast.core.curves import GainCurves
 
 GRID = schedule.from_shift(paper.STEPS)
 

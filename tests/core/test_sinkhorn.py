@@ -229,7 +229,7 @@ def test_closed_columns_stay_empty_and_do_no_harm() -> None:
     np.testing.assert_allclose(result.weights.sum(0)[:-1], 1 / 24, atol=1e-9)
 
 
-def test_more_iterations_never_give_a_worse_plan() -> None:
+def test_more_iterations_never_give_a_worse_coupling() -> None:
     rng = np.random.default_rng(0)
     problems = (
         (rng.gamma(2.0, size=(4, 25)), [1, 1, 1, 2]),

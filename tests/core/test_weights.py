@@ -96,6 +96,27 @@ def test_where_a_column_has_no_weight_for_what_applies_the_budget_decides() -> N
     assert np.isnan(mixed[2]).all()
 
 
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.sampled_from(["sinkhorn", "hard"]))
+def test_terms_are_what_each_reward_adds_to_the_mix(seed: int, missing: float, method: str) -> None:
+    W = matrix(sinkhorn.hard(GAINS, [1, 1, 2])) if method == "hard" else matrix()
+    rng = np.random.default_rng(seed)
+    rewards = rng.normal(size=(6, 3))
+    rewards[rng.random((6, 3)) < missing] = np.nan
+    terms = W.terms(rewards)
+    assert terms.shape == (6, 3, 10)
+    for i in range(3):  # reward i alone, the others at 0 but not missing
+        alone = np.where(np.isnan(rewards) | (np.arange(3) == i), rewards, 0.0)
+        np.testing.assert_array_equal(terms[:, i], W.mix(alone))
+    # A sum of m products in another order, each with a few roundings.
+    np.testing.assert_allclose(terms.sum(1), W.mix(rewards), rtol=0, atol=100 * np.finfo(float).eps)
+    some = ~np.isnan(rewards).all(1)
+    assert (terms[some][np.isnan(rewards[some])] == 0).all()
+    assert np.isnan(terms[~some]).all()
+    with_torch = W.terms(torch.tensor(rewards))
+    np.testing.assert_allclose(with_torch, terms, rtol=1e-12)
+    assert W.terms(torch.tensor(rewards, dtype=torch.float32)).dtype == torch.float32
+
+
 def test_bfloat16_sigmas_find_their_columns_on_a_fine_grid() -> None:
     grid = schedule.from_shift(50)
     W = WeightMatrix(("a",), grid, np.full((1, 50), 0.02), [1.0])

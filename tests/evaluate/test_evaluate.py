@@ -10,13 +10,14 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from recast import config, evaluate, processes, prompts
+from recast import config, processes, prompts
 from recast.cli import app
 from recast.config import Recipe
 from recast.errors import RecastError
-from recast.evaluate.scores import Scores
+from recast.evaluate import Scores, stage
 from recast.flow import lora, sd3
 from recast.flow.generate import generate
+from recast.progress import no_progress
 from recast.rewards import base
 
 COUNT = 20
@@ -29,12 +30,12 @@ def brightness(images: torch.Tensor, texts: list[str], metadata: Any = None, sca
 
 def recipe(tmp_path: Path, *changes: str, rewards: str = "detail: {}") -> Recipe:
     path = tmp_path / "recipe.yaml"
-    path.write_text(f"rewards:\n  {rewards}\nevaluate:\n  judges:\n    test_evaluate:brightness:\n")
+    path.write_text(f"rewards:\n  {rewards}\nevaluate:\n  held_out:\n    test_evaluate:brightness:\n")
     return config.load(path, [*SETTINGS, *changes])
 
 
 def run(settings: Recipe, out: Path, adapter: Path | None = None) -> Path | None:
-    return evaluate.evaluate(settings, out, adapter, lambda items, *_: items)
+    return stage.evaluate(settings, out, adapter, no_progress)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -98,7 +99,7 @@ def test_a_kill_at_any_moment_changes_nothing(
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluate.artifact, "write_bytes", dying(evaluate.artifact.write_bytes))
+        patch.setattr(stage.artifact, "write_bytes", dying(stage.artifact.write_bytes))
         with pytest.raises(Killed):
             run(recipe(tmp_path), tmp_path)
     before = {name for name in contents(tmp_path / "scores") if name.startswith("images")}
@@ -110,14 +111,14 @@ def test_a_kill_at_any_moment_changes_nothing(
 
 
 def test_two_processes_share_the_parts(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "PART", 8)
+    monkeypatch.setattr(stage, "PART", 8)
     alone = tmp_path / "alone"
     alone.mkdir()
     run(recipe(alone), alone)
     monkeypatch.setattr(processes, "COUNT", 2)
     monkeypatch.setattr(processes, "wait", lambda: None)
     settings = recipe(tmp_path)
-    evaluate._claim(tmp_path / "scores", settings, None)
+    stage._claim(tmp_path / "scores", settings, None)
     monkeypatch.setattr(processes, "RANK", 1)
     assert run(settings, tmp_path) is None
     assert len(list((tmp_path / "scores/images").iterdir())) == 8  # the second of three parts
@@ -136,7 +137,7 @@ def test_a_second_run_makes_and_loads_nothing(whole: Path, monkeypatch: pytest.M
     assert contents(whole) == before
 
 
-def test_a_new_judge_scores_the_images_that_are_there(
+def test_a_new_held_out_reward_scores_the_images_that_are_there(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(recipe(tmp_path), tmp_path)
@@ -169,7 +170,7 @@ def test_an_adapter_is_evaluated_by_its_content(whole: Path, tmp_path: Path) -> 
     scores = Scores.load(tmp_path)
     assert (scores.method, scores.seed) == ("row", 3)
     assert (scores.values != Scores.load(whole).values).any()
-    with pytest.raises(RecastError, match="scores holds images made with policy.lora = '.*', not None: choose another"):
+    with pytest.raises(RecastError, match="contains images made with policy.lora = '.*', not None: choose another"):
         run(recipe(tmp_path), tmp_path)
 
 
@@ -198,8 +199,8 @@ def test_the_verb_prints_a_table_and_refuses_in_a_sentence(whole: Path, tmp_path
     assert "base on 20 images" in result.output
     assert "held out" in result.output
     for words, said in {
-        (path, "--out", tmp_path): "has no adapter: train first, name one by --lora, or evaluate the base by --base",
-        (path, "--base", "--lora", tmp_path): "--base is the policy without an adapter",
+        (path, "--out", tmp_path): "contains no adapter: train first, name one with --lora, or evaluate",
+        (path, "--base", "--lora", tmp_path): "the policy without an adapter",
         (path, "evaluate.held_out.ocrr={}", "--base", "--out", tmp_path): "unknown reward 'ocrr'",
     }.items():
         result = call(*words)
@@ -212,9 +213,7 @@ def test_a_damaged_image_is_named(tmp_path: Path) -> None:
     run(recipe(tmp_path), tmp_path)
     path = tmp_path / "scores/images/00003.png"
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(
-        RecastError, match=r"00003.png \(remove it to have it made again\) is not an image that decodes"
-    ):
+    with pytest.raises(RecastError, match=r"00003.png \(remove it and run recast evaluate again\) cannot be decoded"):
         run(recipe(tmp_path, "evaluate.held_out.background={}"), tmp_path)
     path.unlink()
     run(recipe(tmp_path, "evaluate.held_out.background={}"), tmp_path)

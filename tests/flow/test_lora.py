@@ -14,6 +14,7 @@ from recast.flow import lora, sd3
 from recast.flow.generate import generate
 
 PROMPT = "a red circle and a blue square"
+EPS = torch.finfo(torch.float32).eps
 SD35_MEDIUM = {
     "sample_size": 128,
     "patch_size": 2,
@@ -172,7 +173,7 @@ def test_update_old_is_a_moving_average(policy: sd3.SD3Policy) -> None:
     shake(adapters)
     adapters.update_old(0.75)
     for old, start, new in zip(adapters.old_parameters, before, adapters.parameters, strict=True):
-        torch.testing.assert_close(old, 0.75 * start + 0.25 * new)
+        torch.testing.assert_close(old, 0.75 * start + 0.25 * new, rtol=0, atol=4 * EPS)  # values below 2, 4 roundings
     adapters.update_old()
     assert all(torch.equal(a, b) for a, b in zip(adapters.parameters, adapters.old_parameters, strict=True))
     with pytest.raises(RecastError, match=r"\[0, 1\], not 2"):
@@ -225,7 +226,7 @@ def test_saving_gives_the_same_bytes_and_loads_back(policy: sd3.SD3Policy, tmp_p
 
 def test_adapter_files_that_do_not_fit_are_refused(policy: sd3.SD3Policy, tmp_path: Path) -> None:
     adapters = lora.Adapters(policy.pipe.transformer)
-    with pytest.raises(RecastError, match="there is no such adapter file"):
+    with pytest.raises(RecastError, match="the adapter file does not exist"):
         adapters.load(tmp_path)
     lora.Adapters(tiny.pipeline().transformer, rank=4, alpha=8).save(tmp_path / "small")
     with pytest.raises(RecastError, match="its rank is 4, but this policy's is 32"):
@@ -235,11 +236,11 @@ def test_adapter_files_that_do_not_fit_are_refused(policy: sd3.SD3Policy, tmp_pa
         adapters.load(tmp_path / "weak")
     shapes = sd3.load(config.policy(model="shapes"))
     lora.Adapters(shapes.pipe.transformer).save(tmp_path / "shapes")
-    with pytest.raises(RecastError, match="made for another transformer"):
+    with pytest.raises(RecastError, match="is for another transformer"):
         adapters.load(tmp_path / "shapes")
     whole = adapters.save(tmp_path / "cut").read_bytes()
     (tmp_path / "cut" / lora.FILE).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(RecastError, match="not a readable adapter file"):
+    with pytest.raises(RecastError, match="the adapter file cannot be read"):
         adapters.load(tmp_path / "cut")
     (tmp_path / "foreign").mkdir()
     save_file({"transformer.x.lora_A.weight": torch.zeros(1)}, tmp_path / "foreign" / lora.FILE)
@@ -261,7 +262,8 @@ def test_adapters_are_float32_on_a_bfloat16_base(folder: Path) -> None:
         adapters.old_parameters[0].fill_(0.09)
     for _ in range(100):
         adapters.update_old(0.999)
-    assert adapters.old_parameters[0][0, 0].item() == pytest.approx(0.1 - 0.01 * 0.999**100, rel=1e-3)
+    # 100 averages with a rounding or two each; they move the value by 1 % of it.
+    assert adapters.old_parameters[0][0, 0].item() == pytest.approx(0.1 - 0.01 * 0.999**100, rel=200 * EPS)
 
 
 def test_building_adapters_reseeds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +280,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(policy: sd3.SD3Policy, 
     (tmp_path / "file").write_text("")
     with pytest.raises(RecastError, match="the adapter cannot be written: File exists|Not a directory"):
         adapters.save(tmp_path / "file")
-    with pytest.raises(RecastError, match="there is no adapter 'base' to save"):
+    with pytest.raises(RecastError, match="unknown adapter 'base' to save"):
         adapters.save(tmp_path, "base")  # type: ignore[arg-type]
 
 
@@ -286,7 +288,7 @@ def test_bad_settings_are_named(policy: sd3.SD3Policy) -> None:
     with pytest.raises(RecastError, match="above 0, not 0 and 64"):
         lora.Adapters(policy.pipe.transformer, rank=0)
     adapters = lora.Adapters(policy.pipe.transformer)
-    with pytest.raises(RecastError, match="has adapters already: default, old"):
+    with pytest.raises(RecastError, match="already has adapters: default, old"):
         lora.Adapters(policy.pipe.transformer)
     with pytest.raises(RecastError, match="unknown adapter 'new'"):
         adapters.use("new")  # type: ignore[arg-type]

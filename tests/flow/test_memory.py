@@ -52,7 +52,9 @@ def test_a_row_takes_what_the_memory_budget_reckons_with(dtype: torch.dtype) -> 
             dual_attention_layers=(0, 1),
             qk_norm="rms_norm",
         )
-    model = model.to(dtype).to_empty(device="cpu")  # whatever its numbers are
+    model = model.to(dtype).to_empty(device="cpu")
+    for parameter in model.parameters():  # what memory happens to hold may be denormal, and a hundred times slower
+        parameter.data.zero_()
 
     class Pipe:
         transformer, tokenizer_max_length = model, 77

@@ -132,5 +132,5 @@ def test_shapes_and_errors() -> None:
         GaussianMixture(tensor(0.5, -0.5), torch.zeros(2, 1), torch.ones(2, 1))
     with pytest.raises(RecastError, match=r"means \(k, d\)"):
         GaussianMixture(tensor(0.5), torch.zeros(2, 1), torch.ones(2, 1))
-    with pytest.raises(RecastError, match="not for 3 modes"):
+    with pytest.raises(RecastError, match="not of 3 modes"):
         gaussian_divergence(rewards()["fine"], [0.0, 1.0], 2.0)

@@ -1,6 +1,7 @@
 """The SD3 policy against diffusers' own pipeline, on tiny checkpoints in the real format."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ from recast.flow.generate import generate
 from recast.flow.policy import conditioned
 
 PROMPT = "a red circle and a blue square"
+DEPTH = 64
+"""Matrix products and convolutions one after another, at most: two transformer calls, or one, and the VAE."""
+ROUNDING = DEPTH * math.sqrt(1024) * torch.finfo(torch.float32).eps
+"""How far float32 results of order 1 may differ if batches differ: sums of up to 1024 terms in another order have
+errors that grow as the root of their length, and DEPTH of them add up. What these tests tell apart differs by 0.01 or
+more."""
 
 
 def pipe_images(pipe: Any, steps: int, guidance: float, count: int, length: int, prompt: Any = PROMPT) -> torch.Tensor:
@@ -110,7 +117,7 @@ def test_a_batch_with_one_prompt_each_and_one_sigma_each(folder: Path) -> None:
         together = policy.velocity(x, sigma, condition)
         for k, level in enumerate(sigma.tolist()):
             alone = policy.velocity(x[k : k + 1], level, condition.rows([k]))
-            torch.testing.assert_close(together[k : k + 1], alone, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(together[k : k + 1], alone, atol=ROUNDING, rtol=0)
     with pytest.raises(RecastError, match="3 samples cannot be conditioned on 2 prompts"):
         policy.velocity(x, 0.5, condition.rows(slice(2)))
 
@@ -122,8 +129,9 @@ def test_guidance_is_the_plain_formula(folder: Path) -> None:
     with torch.no_grad():
         prompted, empty = (plain.velocity(x, 0.6, plain.condition([text])) for text in (PROMPT, ""))
         found = guided.velocity(x, 0.6, guided.condition([PROMPT]))
-    assert (prompted - empty).abs().max() > 1e-4
-    torch.testing.assert_close(found, empty + 3 * (prompted - empty), atol=1e-5, rtol=1e-5)
+    tolerance = (3 + 2) * ROUNDING  # guidance g multiplies the errors of the two by g and g − 1
+    assert (prompted - empty).abs().max() > 10 * tolerance
+    torch.testing.assert_close(found, empty + 3 * (prompted - empty), atol=tolerance, rtol=0)
 
 
 def test_velocity_is_differentiable(folder: Path) -> None:
@@ -219,7 +227,8 @@ def test_dtype_is_the_configs_and_latents_stay_float32(folder: Path) -> None:
     images = generate(policy, [PROMPT], [0], steps=3)
     exact = generate(sd3.load(config.policy(model=str(folder))), [PROMPT], [0], steps=3)
     assert images.dtype == torch.float32
-    assert 0 < (images - exact).abs().max() < 0.1
+    # bfloat16 rounds every product's result, and the errors of DEPTH of them add up as a random walk.
+    assert 0 < (images - exact).abs().max() < math.sqrt(DEPTH) * torch.finfo(torch.bfloat16).eps
 
 
 def test_encode_inverts_decode_as_far_as_the_vae_does(folder: Path) -> None:
@@ -232,8 +241,8 @@ def test_encode_inverts_decode_as_far_as_the_vae_does(folder: Path) -> None:
     with torch.no_grad():
         mean = vae.encode(images * 2 - 1).latent_dist.mean
         back = (vae.decode(mean).sample / 2 + 0.5).clamp(0, 1)
-    torch.testing.assert_close(latents, (mean - 0.0609) * 1.5305, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(policy.decode(latents), back, atol=1e-5, rtol=0)
+    torch.testing.assert_close(latents, (mean - 0.0609) * 1.5305, atol=ROUNDING, rtol=0)
+    torch.testing.assert_close(policy.decode(latents), back, atol=ROUNDING, rtol=0)
 
 
 def test_another_resolution(folder: Path) -> None:
@@ -244,7 +253,7 @@ def test_another_resolution(folder: Path) -> None:
         sd3.load(config.policy(model=str(folder), resolution=256))
     with pytest.raises(RecastError, match="resolution 100 is not a multiple of 16"):
         sd3.load(config.policy(model=str(folder), resolution=100))
-    with pytest.raises(RecastError, match=r"images are \(B, 3, 96, 96\), not \(1, 3, 64, 64\)"):
+    with pytest.raises(RecastError, match=r"images have the shape \(B, 3, 96, 96\), not \(1, 3, 64, 64\)"):
         policy.encode(torch.zeros(1, 3, 64, 64))
 
 
@@ -288,7 +297,7 @@ def test_batches_change_no_image_and_build_no_graph(folder: Path) -> None:
     prompts = ["a red circle", PROMPT, "a blue square"]
     whole = generate(policy, prompts, [1, 2, 3], steps=2, batch=3)
     parts = generate(policy, prompts, [1, 2, 3], steps=2, batch=2)
-    torch.testing.assert_close(whole, parts, atol=1e-5, rtol=0)
+    torch.testing.assert_close(whole, parts, atol=ROUNDING, rtol=0)
     assert (whole[0] - whole[2]).abs().max() > 1e-3
     assert not whole.requires_grad
     assert not policy.decode(torch.zeros(1, *policy.latent_shape, requires_grad=True)).requires_grad
@@ -306,7 +315,7 @@ def test_timesteps_are_in_the_schedulers_units(folder: Path) -> None:
 def test_a_home_folder_is_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
     assert sd3.load_pipeline(f"~/{folder.name}").transformer is not None
-    with pytest.raises(RecastError, match="there is no folder .*nowhere"):
+    with pytest.raises(RecastError, match="the folder .*nowhere' does not exist"):
         sd3.load_pipeline("~/nowhere")
 
 
@@ -318,7 +327,7 @@ def test_a_checkpoint_with_a_tensor_missing_is_refused(folder: Path, tmp_path: P
     lost = sorted(name for name in tensors if "weight" in name and "shared" not in name and "embed" not in name)[0]
     del tensors[lost]
     save_file(tensors, path, {"format": "pt"})
-    with pytest.raises(RecastError, match="has no weights for"):
+    with pytest.raises(RecastError, match="has no tensor"):
         sd3.load_pipeline(tmp_path / "copy")
 
 
@@ -359,9 +368,9 @@ def test_a_folder_without_a_part_is_one_sentence(folder: Path, tmp_path: Path) -
 def test_bad_requests_are_named(folder: Path) -> None:
     policy = sd3.load(config.policy(model=str(folder)))
     for wrong in ([], "two red circles"):
-        with pytest.raises(RecastError, match="prompts are a list of at least one"):
+        with pytest.raises(RecastError, match="prompts must be a list of at least one"):
             policy.condition(wrong)
-        with pytest.raises(RecastError, match="prompts are a list of at least one"):
+        with pytest.raises(RecastError, match="prompts must be a list of at least one"):
             generate(policy, wrong, [0] * len(wrong), steps=2)
     with pytest.raises(RecastError, match="at least 1, not 0"):
         policy.sigmas(0)

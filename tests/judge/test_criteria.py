@@ -33,7 +33,8 @@ def test_the_file_is_large_varied_and_half_unseen() -> None:
 def test_precision_and_coverage_are_those_of_the_docs() -> None:
     assert measured("seen") == (219, 111, 111)
     assert measured("unseen") == (219, 142, 135)
-    text = (Path(__file__).parents[2] / "docs" / "judge.md").read_text(encoding="utf-8")
+    page = next((Path(__file__).parents[2] / "docs").rglob("judge.md"))
+    text = page.read_text(encoding="utf-8")
     assert "| unseen | 219 | 142 (65 %) | 135 (95.1 %) |" in text
     assert "| seen | 219 | 111 (51 %) | 111 (100 %) |" in text
 

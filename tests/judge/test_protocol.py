@@ -1,4 +1,4 @@
-"""Answers as models write them: mended where the meaning is not in doubt, refused otherwise."""
+"""Answers as models write them: repaired only when unambiguous, refused otherwise."""
 
 import json
 
@@ -45,7 +45,7 @@ def test_a_whole_answer_is_taken_over() -> None:
         f'<think>maybe {{"better_response": "B", "score": 1}}</think>{TEXT}',
     ],
 )
-def test_what_can_be_mended_is(text: str) -> None:
+def test_what_is_unambiguous_is_repaired(text: str) -> None:
     verdict = parse(text)
     assert (verdict.better, verdict.score) == ("A", 5)
     assert verdict.reasoning["faithfulness_to_prompt"] == "about faithfulness_to_prompt"
@@ -54,10 +54,10 @@ def test_what_can_be_mended_is(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "no whole JSON"),
-        ("Response A is better.", "no whole JSON"),
-        (TEXT[:-3], "no whole JSON"),
-        (TEXT[: TEXT.index('"better')], "no whole JSON"),
+        ("", "no complete JSON"),
+        ("Response A is better.", "no complete JSON"),
+        (TEXT[:-3], "no complete JSON"),
+        (TEXT[: TEXT.index('"better')], "no complete JSON"),
         (TEXT.replace('"A"', '"A or B"'), "better_response is 'A or B'"),
         (TEXT.replace('"A"', '"tie"'), "better_response is 'tie'"),
         (TEXT.replace('"A"', "null"), "better_response is None"),
@@ -67,12 +67,12 @@ def test_what_can_be_mended_is(text: str) -> None:
         (TEXT.replace("5", "true"), "score is True"),
         (TEXT.replace("5", "NaN"), "score is nan"),
         (TEXT.replace('"score": 5,', ""), "score is None"),
-        (TEXT + TEXT.replace('"A"', '"B"'), "two verdicts that differ"),
-        (TEXT.replace('"A"', '"A", "better_response": "B"'), "no whole JSON"),
-        ("[" * 50000 + "{" * 30000, "no whole JSON"),
-        ("x" * 100001, "the answer has 100001 letters"),
-        ('Draft: {"better_response": "A", "score": 4} {"reasoning": {}, "better_response": "B", "sc', "not whole"),
-        ('{"draft": {"better_response": "A", "score": 4}, "final": {"better_response": "B", "sc', "not whole"),
+        (TEXT + TEXT.replace('"A"', '"B"'), "two different verdicts"),
+        (TEXT.replace('"A"', '"A", "better_response": "B"'), "no complete JSON"),
+        ("[" * 50000 + "{" * 30000, "no complete JSON"),
+        ("x" * 100001, "the answer has 100001 characters"),
+        ('Draft: {"better_response": "A", "score": 4} {"reasoning": {}, "better_response": "B", "sc', "incomplete"),
+        ('{"draft": {"better_response": "A", "score": 4}, "final": {"better_response": "B", "sc', "incomplete"),
         (TEXT.replace("5", '"4 (or 3)"'), r"score is '4 \(or 3\)'"),
         (TEXT.replace("5", '"5 (out of 10)"'), "score is '5"),
         (TEXT.replace('"A"', '"≠A"'), "better_response is '≠A'"),
@@ -108,6 +108,6 @@ def test_a_second_reader_answers_with_one_word() -> None:
         "na",
     ]
     for text in ("", "Response A is better", "A or B", "AB"):
-        with pytest.raises(ValueError, match="not one of"):
+        with pytest.raises(ValueError, match="none of"):
             parse_side(text)
     assert protocol.tie_break("B wins {x}")[0]["content"].endswith("B wins {x}")

@@ -51,7 +51,7 @@ def test_the_papers_five_budgets_give_its_means() -> None:
     for row, aspect in zip(table.rows, ASPECTS, strict=True):
         assert [cell.text for cell in row[1:6]] == [f"{rate:.4f}" for rate in JUDGED[aspect]]
         assert row[6].text == f"{JUDGED_MEANS[aspect]:.4f}"
-    assert "judge gemini prefers ReCAST to static: win rate of ReCAST 0.572" in judged.sentences(group)[0]
+    assert "judge gemini prefers ReCAST to static: the win rate of ReCAST is 0.572" in judged.sentences(group)[0]
     for form in (render.markdown, render.latex, render.comma_separated, render.html):
         assert "0.5718" in form(table)
 
@@ -157,8 +157,11 @@ def test_budgets_count_alike_however_many_seeds_they_have() -> None:
     assert table.rows[0][3].text == "0.5000"
     low, high = interval([*many, few])
     assert low < 0.5 < high
-    assert "no sure preference between ReCAST and static: win rate of ReCAST 0.500" in judged.sentences([*many, few])[0]
-    assert "prefers static to ReCAST: win rate of ReCAST 0.100" in judged.sentences([few])[0]
+    assert (
+        "no clear preference between ReCAST and static: the win rate of ReCAST is 0.500"
+        in judged.sentences([*many, few])[0]
+    )
+    assert "prefers static to ReCAST: the win rate of ReCAST is 0.100" in judged.sentences([few])[0]
 
 
 def test_verdicts_of_two_judges_are_never_pooled() -> None:

@@ -7,12 +7,13 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-HOW = "no Chromium here: apt-get install chromium chromium-driver"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+DRIVERS = ("chromedriver", "chromium-driver", "chromium.chromedriver")
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -26,9 +27,17 @@ FLAGS = (
 RIGHT, TAB, SPACE = "\ue014", "\ue004", " "
 
 
-def found() -> bool:
-    """Whether Debian's chromium and chromium-driver are installed."""
-    return bool(shutil.which("chromium") and shutil.which("chromedriver"))
+def find(names: Sequence[str]) -> str | None:
+    """The path of the first of these programs that is installed."""
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def missing() -> str:
+    """The reason to skip: the Debian packages that are missing; empty if the browser and its driver are installed."""
+    wanted = {"chromium": BROWSERS, "chromium-driver": DRIVERS}
+    absent = [f"{package} ({' or '.join(names)})" for package, names in wanted.items() if find(names) is None]
+    packages = " ".join(each.split()[0] for each in absent)
+    return f"the page needs {' and '.join(absent)}: apt-get install {packages}" if absent else ""
 
 
 class Browser:
@@ -69,11 +78,12 @@ def chromium(profile: Path) -> Iterator[Browser]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [find(DRIVERS) or DRIVERS[0], f"--port={port}"]
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     session = None
     try:
         root = Browser(f"http://127.0.0.1:{port}")
-        options = {"binary": shutil.which("chromium"), "args": [*FLAGS, f"--user-data-dir={profile}"]}
+        options = {"binary": find(BROWSERS), "args": [*FLAGS, f"--user-data-dir={profile}"]}
         wanted = {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}
         for attempt in range(100):
             try:

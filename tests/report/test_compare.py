@@ -16,7 +16,7 @@ def printed(stage: str) -> list[Run]:
     runs = []
     for budget, rewards, panel in zip(paper.BUDGETS, paper.REWARDS[stage], paper.PANELS[stage], strict=True):
         for k, method in enumerate(("static", "sinkhorn")):
-            means = dict(zip(names, rewards[k][1:], strict=True)) | dict(zip(paper.JUDGES, panel[k], strict=True))
+            means = dict(zip(names, rewards[k][1:], strict=True)) | dict(zip(paper.HELD_OUT, panel[k], strict=True))
             runs.append(Run(method, tuple(zip(names, map(float, budget), strict=True)), 0, means))
     return runs
 
@@ -38,11 +38,11 @@ def test_the_papers_aggregates_are_the_weighted_sums(stage: str) -> None:
             assert run.aggregate == pytest.approx(row[k][0], abs=0.0031)
 
 
-def test_nineteen_of_the_papers_twenty_verdicts() -> None:
+def test_nineteen_of_the_papers_twenty_pareto_entries() -> None:
     """At the printed precision static weakly dominates the GenEval budget (1, 1, 1, 2), which is printed as mixed."""
     agree = []
-    for (kind, stage), expected in paper.VERDICTS.items():
-        names = paper.TRAINED[stage] if kind == "rewards" else paper.JUDGES
+    for (kind, stage), expected in paper.DOMINANCE.items():
+        names = paper.TRAINED[stage] if kind == "rewards" else paper.HELD_OUT
         for k, (ours, static) in enumerate(compare.pairs(printed(stage), "sinkhorn", "static")):
             found = compare.pareto(ours.means, static.means, names)
             agree.append(found == expected[k])
@@ -91,7 +91,7 @@ def test_wins_count_matched_pairs_and_not_ties() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "verdict"),
+    ("first", "second", "dominance"),
     [
         ((1, 1), (1, 1), "equal"),
         ((1, 2), (1, 1), "first"),
@@ -99,16 +99,16 @@ def test_wins_count_matched_pairs_and_not_ties() -> None:
         ((2, 1), (1, 2), "mixed"),
     ],
 )
-def test_pareto(first: tuple[int, int], second: tuple[int, int], verdict: str) -> None:
+def test_pareto(first: tuple[int, int], second: tuple[int, int], dominance: str) -> None:
     a, b = ({"a": float(x), "b": float(y)} for x, y in (first, second))
-    assert compare.pareto(a, b, ("a", "b")) == verdict
+    assert compare.pareto(a, b, ("a", "b")) == dominance
 
 
-def noisy(method: str, seed: int, shift: float, judge: float = 0.0, images: int = 400) -> Run:
+def noisy(method: str, seed: int, shift: float, held_out: float = 0.0, images: int = 400) -> Run:
     """Scores of 400 prompts that differ much, the same for every method, and by a little from method to method."""
     prompts = np.random.default_rng(0).normal(0, 5, images)
     noise = np.random.default_rng([1, seed, *method.encode()]).normal(0, 0.5, (2, images))
-    values = {"a": prompts + shift + noise[0], "judge": prompts + judge + noise[1]}
+    values = {"a": prompts + shift + noise[0], "held-out": prompts + held_out + noise[1]}
     return Run(method, (("a", 1.0),), seed, {name: float(row.mean()) for name, row in values.items()}, values)
 
 
@@ -131,15 +131,15 @@ def test_images_where_a_reward_does_not_apply_drop_out() -> None:
     assert compare.difference([(first, second)], "a").mean == pytest.approx(expected)
 
 
-def test_the_alarm_rings_when_rewards_rise_and_judges_fall() -> None:
+def test_the_alarm_rings_when_rewards_rise_and_held_out_ones_fall() -> None:
     runs = [
         noisy("base", 0, 0.0),
         noisy("hacked", 0, 1.0, -0.5),
         noisy("good", 0, 1.0, 0.5),
         noisy("flat", 0, 0.0, -0.5),
     ]
-    sentences = compare.hacking(runs, ["judge"])
+    sentences = compare.hacking(runs, ["held-out"])
     assert len(sentences) == 1
     assert sentences[0].startswith("hacked raises its training rewards by")
-    assert "held-out judge falls by" in sentences[0]
-    assert compare.hacking(runs[1:], ["judge"]) == []
+    assert "the held-out reward held-out falls by" in sentences[0]
+    assert compare.hacking(runs[1:], ["held-out"]) == []

@@ -14,6 +14,7 @@ from recast.cli import app
 from recast.errors import RecastError
 from recast.judge import stage
 from recast.judge.ask import Settings
+from recast.progress import no_progress
 from recast.report import stage as reports
 from server import serve
 
@@ -29,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[reports.Report, Path
     with serve() as server:
         Known(server)
         settings = Settings("known", server.url, backoff=0.001)
-        stage.judge([stage.two(ours, static, None)], settings, lambda items, title, total: items)
+        stage.judge([stage.two(ours, static, None)], settings, no_progress)
     return reports.report([folder / "runs"], folder / "out"), folder
 
 
@@ -47,7 +48,7 @@ def test_the_tables_and_the_sentence_have_the_judges_numbers(made: tuple[reports
     assert row[6].text == f"{wanted['position_bias']:.3f}"
     assert row[7].text == str(wanted["contradictions"])
     assert row[8].text == "0.90 / 1.00"  # every tenth pair's reasons call it even
-    assert f"win rate of ReCAST {wanted['overall']:.3f}" in report.found
+    assert f"the win rate of ReCAST is {wanted['overall']:.3f}" in report.found
     assert (folder / "out/tables/judged-sinkhorn-static.csv").is_file()
     shown = CliRunner().invoke(app, ["report", str(folder / "runs"), "--out", str(folder / "again")])
     assert "Pairwise judge known: ReCAST against static" in shown.stdout
@@ -62,11 +63,11 @@ def test_verdicts_are_found_where_they_are_named_and_left_out_where_the_images_h
     shutil.move(tmp_path / "runs/sinkhorn-s0/verdicts/static-s0", tmp_path / "elsewhere")
     assert "judge" not in reports.report([tmp_path / "runs"], tmp_path / "out").found
     assert "judge" in reports.report([tmp_path / "runs", tmp_path / "elsewhere"], tmp_path / "out").found
-    with pytest.raises(RecastError, match="there are only verdicts: name the runs that were judged besides"):
+    with pytest.raises(RecastError, match="contain only verdicts: name the runs that were judged as well"):
         reports.report([tmp_path / "elsewhere"], tmp_path / "out")
     manifest = tmp_path / "runs/static-s0/scores/manifest.json"
     manifest.write_text(manifest.read_text().replace('"policy.lora": "static"', '"policy.lora": "another"'))
-    with pytest.warns(UserWarning, match="elsewhere judged other images than are there now"):
+    with pytest.warns(UserWarning, match="elsewhere are about images that have changed since and are left out"):
         later = reports.report([tmp_path / "runs", tmp_path / "elsewhere"], tmp_path / "out")
     assert "judge" not in later.found
 
@@ -91,8 +92,8 @@ def test_the_page_says_which_pairs_are_chosen_and_which_are_random(
             "Decisive wins of static",
         ]
         assert len(lists[0]["prompts"]) == len(lists[1]["prompts"]) == wanted["decisive"]
-        assert f"Chosen by the judge: {wanted['decisive']} of {PAIRS} pairs" in lists[0]["note"]
-        assert "drawn at random, whoever won" in lists[1]["note"]
+        assert f"Selected by the judge, not typical: {wanted['decisive']} of {PAIRS} pairs" in lists[0]["note"]
+        assert "drawn at random regardless of the winner" in lists[1]["note"]
         assert all("order 1: ReCAST, score 6; order 2: ReCAST, score 1" in said for said in lists[0]["said"])
         assert all("order 1: static, score 1; order 2: static, score 6" in said for said in lists[2]["said"])
         first, second = worths(PAIRS)

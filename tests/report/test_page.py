@@ -14,12 +14,12 @@ from PIL import Image
 
 from recast import GainCurves
 from recast.core import schedule, sinkhorn
-from recast.evaluate.scores import Scores
+from recast.evaluate import Scores
 from recast.report import page
 from recast.report.render import Cell, Table
 
 STEPS, REWARDS = 10, ("clip", "ocr", "flat", "</script><!--<script><b>")
-needs_chromium = pytest.mark.skipif(not browser.found(), reason=browser.HOW)
+needs_chromium = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
 
 
 def curves() -> GainCurves:
@@ -76,6 +76,22 @@ def test_the_file_stands_alone(path: Path) -> None:
     assert data["curves"]["rewards"] == list(REWARDS)
     assert data["gallery"]["items"][2]["scores"]["base"]["clip"] is None
     assert data["gallery"]["items"][0]["images"]["ReCAST"].startswith("data:image/jpeg;base64,")
+
+
+@pytest.mark.parametrize(
+    ("installed", "packages"),
+    [
+        (("google-chrome", "chromedriver"), ""),
+        (("chromium-browser",), "chromium-driver"),
+        (("chromedriver",), "chromium"),
+        ((), "chromium chromium-driver"),
+    ],
+)
+def test_the_skip_names_the_packages_that_are_missing(
+    monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], packages: str
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}" if name in installed else None)
+    assert browser.missing().partition("apt-get install ")[2] == packages
 
 
 @needs_chromium

@@ -13,11 +13,13 @@ from test_compare import printed
 from typer.testing import CliRunner
 
 import paper_results as paper
-from recast import GainCurves
+from recast import GainCurves, evaluate
 from recast.cli import app
+from recast.cli.tables import report_table
 from recast.core import artifact, schedule
 from recast.errors import RecastError
 from recast.report import render, sections, stage
+from recast.report.compare import Run
 from recast.report.render import Cell, Table
 
 BUDGETS = ({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 2.0})
@@ -27,13 +29,13 @@ def write_run(folder: Path, method: str, budget: dict[str, float], seed: int, sh
     """An evaluated run of 12 images whose scores are the prompts' own, shifted."""
     rng = np.random.default_rng([seed, len(method), *method.encode()])
     run = {"method": method, "budget": budget, "seed": seed}
-    fields = {"settings": {}, "run": run, "trained": ["a", "b"], "held_out": ["judge"]}
+    fields = {"settings": {}, "run": run, "trained": ["a", "b"], "held_out": ["census"]}
     artifact.write(folder / "scores/manifest.json", "recast.scores", fields)
     (folder / "scores/images").mkdir()
     lines = []
     for k in range(12):
         Image.new("RGB", (8, 8), (k, 0, 0)).save(folder / f"scores/images/{k}.png")
-        scores = {"a": k + shift + rng.normal(0, 0.01), "b": k - shift, "judge": None if k == 0 else k + shift}
+        scores = {"a": k + shift + rng.normal(0, 0.01), "b": k - shift, "census": None if k == 0 else k + shift}
         row = {"index": k, "prompt": f"prompt {k}", "seed": 42 + k, "file": f"images/{k}.png", "scores": scores}
         lines.append(json.dumps(row))
     (folder / "scores/scores.jsonl").write_text("\n".join(lines) + "\n")
@@ -89,18 +91,18 @@ def test_every_form_is_written_and_says_the_same(runs: Path, tmp_path: Path) -> 
 
 def test_what_was_set_aside_is_left_out(runs: Path) -> None:
     (runs / "row-0-0").rename(runs / "row-0-0.stale-1")
-    assert len(stage.find([runs])) == 12
+    assert len(evaluate.find([runs])) == 12
 
 
 def test_the_sentence_tells_which_way_it_goes(runs: Path) -> None:
-    found = stage.sentence([stage.as_run(policy) for policy in stage.find([runs])], ["judge"])
+    found = stage.sentence([Run.from_scores(policy) for policy in evaluate.find([runs])], ["census"])
     # (1, 1) ties, (1, 2) loses the shift: on average −0.5 · (1.5 − 0.5)
     assert found.startswith("ReCAST is below static on the training rewards: aggregate ")
     assert "0 of 4" in found or "1 of 4" in found or "2 of 4" in found
-    assert "judge +1.000" in found
-    assert "Few pairs" not in found
-    one = [policy for policy in stage.find([runs]) if policy.method in ("base", "static")]
-    assert "no matched pair" in stage.sentence([stage.as_run(policy) for policy in one], ["judge"])
+    assert "held-out rewards: census +1.000." in found
+    assert "another seed" not in found
+    one = [Run.from_scores(policy) for policy in evaluate.find([runs]) if policy.method in ("base", "static")]
+    assert "no matched pair" in stage.sentence(one, ["census"])
 
 
 def test_the_papers_tables_are_drawn_as_printed() -> None:
@@ -108,7 +110,7 @@ def test_the_papers_tables_are_drawn_as_printed() -> None:
     text = render.markdown(sections.by_budget(runs, names, "By budget", "x"))
     assert "| (1, 1, 1, 1) | static | 2.387 | 0.315 | 0.288 | 0.890 | 0.894 | ReCAST ≻ static |" in text
     assert "|  | ReCAST | 2.723 | **0.323** | 0.302 | **0.901** | 0.874 |  |" in text  # the tie at 0.302 is not bold
-    panel = render.latex(sections.pooled(runs, paper.JUDGES, "Judges", "panel", aggregate=False))
+    panel = render.latex(sections.pooled(runs, paper.HELD_OUT, "Held-out rewards", "panel", aggregate=False))
     assert r"hpsv3 & 12.74 & \textbf{13.14} & 5/5 \\" in panel
     tie = render.markdown(sections.pooled(printed("geneval"), ("clipscore",), "x", "x", aggregate=False))
     assert "| clipscore | **0.299** | **0.299** | 0/5 |" in tie
@@ -125,7 +127,7 @@ def test_a_table_in_four_forms() -> None:
     assert r"\textbf{1.0}$_{\pm0.1}$" in render.latex(table)
     assert r"\caption{50 \% of a\_b.}" in render.latex(table)
     assert render.comma_separated(table) == "λ,x,x std\na|b,1.0,0.1\nc,2,\n"
-    assert render.rich(table).row_count == 2
+    assert report_table(table).row_count == 2
     assert "<td><b>1.0</b><small> ±0.1</small></td>" in render.html(table)
 
 
@@ -134,24 +136,24 @@ def test_runs_that_cannot_be_compared_are_refused(runs: Path, tmp_path: Path) ->
         with pytest.raises(RecastError, match=words):
             stage.report([runs], tmp_path / "out")
 
-    with pytest.raises(RecastError, match="has no evaluated run: run recast evaluate"):
-        stage.find([runs / "base/scores/images"])
+    with pytest.raises(RecastError, match="contains no evaluated run: run recast evaluate"):
+        evaluate.find([runs / "base/scores/images"])
     with pytest.raises(RecastError, match="nowhere is not a folder of runs"):
-        stage.find([tmp_path / "nowhere"])
+        evaluate.find([tmp_path / "nowhere"])
     write_run(runs / "twin", "row", BUDGETS[0], 0, 1.0)
     refused("are both row with the same budget and seed")
     path = runs / "twin/scores/manifest.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
     rows = runs / "twin/scores/scores.jsonl"
     rows.write_text(rows.read_text().replace('"seed": 42', '"seed": 41'))
-    refused("were evaluated on other prompts or seeds")
+    refused("were evaluated on different prompts or seeds")
 
 
 def test_without_pillow_there_are_tables_and_a_page_without_pictures(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.warns(UserWarning, match="the page has no pictures without pillow"):
+    with pytest.warns(UserWarning, match="the page has no images without Pillow"):
         made = stage.report([runs], tmp_path / "out")
     assert len(made.tables) == 6
     assert '"items": []' in made.page.read_text()

@@ -1,7 +1,8 @@
-"""`recast run` killed again and again: python kill_run.py RECIPE OUT KILLS…, each so many files put in place first.
+"""`recast run` killed again and again: python kill_run.py RECIPE CALM KILLED KILLS…, each after so many written files.
 
-A process a start, forked from this one before torch has done anything. It kills itself with SIGKILL just before it
-would put the file after those in place; the last start is left alone. Jobs are done in the same process.
+CALM is a run that nobody kills, KILLED one that is started once per number and then once more. Every start is a process
+forked from this one before torch has done anything. It kills itself with SIGKILL just before it would rename the next
+file into place; the last start runs to its end. Jobs run in the same process, and the figure of the curves is blank.
 """
 
 import os
@@ -11,17 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import diffusers  # noqa: F401
+import matplotlib.backends.backend_agg
+import matplotlib.backends.backend_pdf  # noqa: F401
 import peft  # noqa: F401
 import torch  # noqa: F401
+from matplotlib.figure import Figure
 
-from recast import cli, sweep
+from recast import cli
+from recast.report import figures
+from recast.sweep import jobs, workers
 
 
 def start(recipe: str, out: str, kill: int | None) -> int:
-    """The exit status of one start."""
+    """The process of one start."""
     child = os.fork()
     if child:
-        return os.waitpid(child, 0)[1]
+        return child
     place, left = os.replace, kill
 
     def replace(*arguments: Any, **options: Any) -> None:
@@ -32,18 +38,26 @@ def start(recipe: str, out: str, kill: int | None) -> int:
             left -= 1
         place(*arguments, **options)
 
-    def here(jobs: Any, path: Path, workers: int, watch: Any) -> None:
-        for job in jobs:
-            sweep.run_here(job, path)
+    def here(order: Any, path: Path, count: int, watch: Any) -> None:
+        for job in order:
+            jobs.run_here(job, path)
 
-    os.replace, sweep.run_jobs = replace, here  # type: ignore[assignment]
+    os.replace, workers.run_jobs = replace, here  # type: ignore[assignment]
+    figures.gain_figure = lambda *_: Figure(figsize=(1, 1))  # type: ignore[assignment]
     sys.argv = ["recast", "run", recipe, "run.methods=[sinkhorn]", "--out", out]
     cli.main()
     raise AssertionError("main exits")
 
 
+def status(child: int) -> int:
+    """The status of a process once it has ended."""
+    return os.waitpid(child, 0)[1]
+
+
 if __name__ == "__main__":
-    recipe, out, *kills = sys.argv[1:]
-    died = [os.WTERMSIG(start(recipe, out, int(kill))) for kill in kills]
+    recipe, calm, killed, *kills = sys.argv[1:]
+    beside = start(recipe, calm, None)
+    died = [os.WTERMSIG(status(start(recipe, killed, int(kill)))) for kill in kills]
     print("died of", *died, flush=True)
-    sys.exit(os.waitstatus_to_exitcode(start(recipe, out, None)))
+    ended = [os.waitstatus_to_exitcode(status(child)) for child in (start(recipe, killed, None), beside)]
+    sys.exit(max(map(abs, ended)))

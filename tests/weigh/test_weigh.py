@@ -6,7 +6,7 @@ import pytest
 import recast
 from recast.core import schedule, sinkhorn
 from recast.errors import RecastError
-from recast.weigh import METHODS
+from recast.weigh import METHODS, static
 
 GRID = schedule.from_shift(8)
 D = np.cumsum(np.random.default_rng(0).gamma(2.0, size=(3, 9))[:, ::-1], axis=1)[:, ::-1]
@@ -40,6 +40,12 @@ def test_a_reward_without_a_curve_gets_its_budget_by_the_column_factors() -> Non
 
 def test_static_needs_no_curve() -> None:
     np.testing.assert_allclose(recast.weigh(CURVES, {"new": 1}, "static").matrix, 1 / 8)
+    budget = {"ocr": 2, "new": 1}
+    with_curves, without = recast.weigh(CURVES, budget, "static"), static(budget, GRID)
+    np.testing.assert_array_equal(with_curves.matrix, without.matrix)
+    assert (with_curves.rewards, with_curves.method) == (without.rewards, without.method) == (("ocr", "new"), "static")
+    with pytest.raises(RecastError, match="from 0 \\(clean\\) to 1"):
+        static(budget, [0.0, 0.5])
 
 
 def test_controls_are_the_same_columns_in_another_order() -> None:
@@ -89,7 +95,7 @@ def test_an_option_that_would_not_be_read_is_refused() -> None:
 
 def test_bad_budgets_and_methods_are_named() -> None:
     for budget, method, words in (
-        ([1, 2], "sinkhorn", "2 numbers for 3 curves"),
+        ([1, 2], "sinkhorn", "2 numbers for 3 curves .*give a mapping by reward name"),
         ({}, "sinkhorn", "empty"),
         ({"clipp": 1}, "sinkhorn", "none of clipp has a gain curve.*clip, hps, ocr"),
         ({"clip": "x"}, "sinkhorn", "budget must be numbers"),

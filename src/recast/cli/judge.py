@@ -25,21 +25,14 @@ def judge(
     model: Annotated[str, typer.Option("--model", help="Name of the judge model at the endpoint.")] = MODEL,
     base_url: Annotated[str, typer.Option("--base-url", help="Base URL of an OpenAI-compatible endpoint.")] = GEMINI,
     key_variable: Annotated[
-        str | None,
-        typer.Option("--key-variable", help="Environment variable that holds the API key."),
+        str | None, typer.Option("--key-variable", help="Environment variable that holds the API key.")
     ] = None,
     rubric: Annotated[Path | None, typer.Option("--rubric", help="File with another rubric for the judge.")] = None,
-    methods: Annotated[
-        str, typer.Option("--methods", help="The two methods to compare in a folder of many runs.")
-    ] = "sinkhorn,static",
-    count: Annotated[
-        int | None, typer.Option("--count", help="Number of randomly chosen pairs per comparison; by default all.")
-    ] = None,
+    methods: Annotated[str, typer.Option("--methods", help="Two methods to compare in a folder.")] = "sinkhorn,static",
+    count: Annotated[int | None, typer.Option("--count", help="Random pairs per comparison; by default all.")] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", help="Concurrent calls.")] = 16,
     tries: Annotated[int, typer.Option("--tries", help="Attempts per call before its pair is dropped.")] = 8,
-    backoff: Annotated[
-        float, typer.Option("--backoff", help="Seconds before the second attempt; doubled for each further one.")
-    ] = 1,
+    backoff: Annotated[float, typer.Option("--backoff", help="Seconds before the second attempt; then doubled.")] = 1,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait for an answer.")] = 120,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", help="Maximum length of an answer; by default the server's.")
@@ -51,9 +44,7 @@ def judge(
         str | None, typer.Option("--price", help="Dollars per million tokens as SENT,RECEIVED; prints the cost.")
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Retry calls that were dropped.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be sent without sending anything.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent, and send nothing.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the verdicts; by default A/verdicts/B.", show_default=False)
     ] = None,

@@ -37,7 +37,8 @@ def list_all() -> None:
     for name, entry in catalog.ENTRIES.items():
         if entry.remark:
             console.print(f"\n{name} {entry.remark}", soft_wrap=True)
-    console.print("\nCustom rewards: package.module:Object, a class or a function; see docs/guides/own-reward.md", soft_wrap=True)
+    custom = "Custom rewards: package.module:Object, a class or a function; see docs/guides/own-reward.md"
+    console.print(f"\n{custom}", soft_wrap=True)
 
 
 @app.command()

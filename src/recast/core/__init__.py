@@ -1,5 +1,5 @@
-"""The mathematics, on NumPy and SciPy alone; nothing here imports torch."""
+"""The mathematics as pure functions on arrays, with NumPy and SciPy only; nothing here imports torch."""
 
-from recast.core import bounds, curves, renyi, schedule, sinkhorn, weights
+from recast.core import bounds, comparison, curves, renyi, schedule, sinkhorn, weights
 
-__all__ = ["bounds", "curves", "renyi", "schedule", "sinkhorn", "weights"]
+__all__ = ["bounds", "comparison", "curves", "renyi", "schedule", "sinkhorn", "weights"]

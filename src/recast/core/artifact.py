@@ -1,7 +1,7 @@
-"""Reading and writing the JSON files that stages leave for each other.
+"""Reading and writing the JSON files through which stages pass their results.
 
-A file carries `format` and `version`, arrays as lists in full float precision, NaN as null, and nothing
-that differs between two runs of the same thing. It is written under a temporary name and renamed.
+A file has the fields `format` and `version`, arrays as lists in full float precision, NaN as null, and nothing that
+differs between two identical runs. It is written under a temporary name and then renamed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import numpy as np
 
 from recast.errors import RecastError
 
-VERSION = 1
+__all__ = ["array", "field", "mapping", "plain", "read", "read_rows", "write", "write_bytes", "write_text"]
+
+_VERSION = 1
 
 
 def write(path: str | Path, format: str, fields: Mapping[str, Any]) -> Path:
-    """Write `fields` as an artifact of the named format, atomically; returns the path."""
-    content = {"format": format, "version": VERSION, **fields}
+    """Write `fields` atomically as an artifact of the given format, and return the path."""
+    content = {"format": format, "version": _VERSION, **fields}
     try:
         lines = [f"{json.dumps(key)}: {json.dumps(plain(value), allow_nan=False)}" for key, value in content.items()]
     except (TypeError, ValueError) as error:
@@ -31,12 +33,12 @@ def write(path: str | Path, format: str, fields: Mapping[str, Any]) -> Path:
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file so that no reader ever sees half of it; links are followed."""
+    """Write a text file atomically, following symbolic links, and return the path."""
     return write_bytes(path, text.encode())
 
 
 def write_bytes(path: str | Path, content: bytes) -> Path:
-    """Write a file so that no reader ever sees half of it; links are followed."""
+    """Write a file atomically, following symbolic links, and return the path."""
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
         raise RecastError(f"{path}: cannot be written: it is a folder or a device, not a file")
@@ -53,32 +55,32 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
 
 
 def read(path: str | Path, format: str) -> dict[str, Any]:
-    """Fields of an artifact of the named format; a clear error for anything else."""
+    """Fields of an artifact; a RecastError if the file is not a readable artifact of the given format."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RecastError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, absurd numbers, absurd nesting
-        raise RecastError(f"{path}: not valid JSON ({error}); the file is truncated or of another kind") from error
+        raise RecastError(f"{path}: not valid JSON ({error}); the file is truncated or has another format") from error
     found = content.get("format") if isinstance(content, dict) else None
     if not isinstance(content, dict) or found != format:
         raise RecastError(f"{path}: expected a {format} file, but its format is {found!r}")
-    if content.get("version") != VERSION:
+    if content.get("version") != _VERSION:
         raise RecastError(
-            f"{path}: version {content.get('version')!r} of {format} is not the version {VERSION} this package reads"
+            f"{path}: version {content.get('version')!r} of {format} is not the version {_VERSION} this package reads"
         )
     return content
 
 
 def field(content: Mapping[str, Any], key: str, path: str | Path) -> Any:
-    """One field of an artifact, or an error that names what is missing and what is there."""
+    """One field of an artifact; an error that lists the fields present if it is missing."""
     if key not in content:
         raise RecastError(f"{path}: the field {key!r} is missing; the file has {', '.join(content)}")
     return content[key]
 
 
 def mapping(content: Mapping[str, Any], key: str, path: str | Path) -> dict[str, Any]:
-    """One optional field that maps names to values; empty where it is missing."""
+    """One optional field that maps names to values; empty if it is missing."""
     value = content.get(key, {})
     if not isinstance(value, dict):
         raise RecastError(f"{path}: the field {key!r} must map names to values, not be a {type(value).__name__}")
@@ -98,7 +100,7 @@ def array(content: Mapping[str, Any], key: str, path: str | Path, ndim: int) -> 
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON holds it: arrays and tuples as lists, NaN as None, keys as strings."""
+    """`value` as JSON stores it: arrays and tuples as lists, NaN as None, keys as strings."""
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, np.generic):
@@ -113,13 +115,13 @@ def plain(value: Any) -> Any:
 
 
 def read_rows(path: Path, maker: str) -> list[dict[str, Any]]:
-    """Objects of a JSONL file that the command `maker` wrote; a line that is not one is an error."""
+    """Objects of a JSONL file that the command `maker` wrote; an error that names the first invalid line."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise RecastError(f"{path}: cannot be read: {error.strerror or error}; run {maker} first") from error
     rows = []
-    lines = text.removesuffix("\n").split("\n") if text else []  # a prompt may hold other line ends
+    lines = text.removesuffix("\n").split("\n") if text else []  # a prompt may contain other line separators
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))

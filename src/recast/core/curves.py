@@ -1,4 +1,4 @@
-"""GainCurves: what `recast estimate` leaves and `recast weigh` reads, and comparisons of two of them."""
+"""GainCurves: the output of `recast estimate` and the input of `recast weigh`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,50 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from recast.core import artifact, renyi, schedule, sinkhorn
+from recast.core.arrays import Array, check_names, numbers
 from recast.errors import RecastError
 
-Array = NDArray[np.float64]
-FORMAT = "recast.gains"
+__all__ = ["GainCurves"]
+
+_FORMAT = "recast.gains"
 
 
 @dataclass(frozen=True, init=False, eq=False)
 class GainCurves:
-    """Cumulative discriminability D (m, T+1) of m rewards on the grid `sigmas` (T+1,).
+    """Cumulative discriminability D of m rewards on a grid of T+1 noise levels.
 
-    `D` is known up to a constant per reward, which cancels in `gains`. `D_prompts` (P, m, T+1), where
-    given, holds every prompt's own D (NaN where a reward does not apply) and gives intervals.
+    Parameters
+    ----------
+    rewards : sequence of str
+        Names of the m rewards.
+    sigmas : array-like, shape (T+1,)
+        The grid, from 0 (clean) to 1 (noise).
+    D : array-like, shape (m, T+1)
+        Discriminability at each level, up to a constant per reward, which cancels in `gains`.
+    alpha : float, default 2.0
+        Rényi order.
+    D_prompts : array-like, shape (P, m, T+1), optional
+        D of each prompt, NaN where a reward does not apply; needed for intervals.
+    aggregate : {"prompt-mean", "pooled"}, default "prompt-mean"
+        How D was computed from the prompts; see `recast.core.renyi.aggregate`.
+    provenance : mapping, optional
+        What the curves were measured from; stored with them.
+
+    Raises
+    ------
+    RecastError
+        If the shapes disagree, `D` is not finite, or `D` is not the mean of `D_prompts` for "prompt-mean".
+
+    Examples
+    --------
+    >>> curves = GainCurves(["clip", "ocr"], [0, 0.5, 1], [[0.5, 0.25, 0.0], [1.0, 0.25, 0.0]])
+    >>> curves.gains.tolist()
+    [[0.25, 0.25], [0.75, 0.25]]
+    >>> curves.steps, curves.total.tolist()
+    (2, [0.5, 1.0])
     """
 
     rewards: tuple[str, ...]
@@ -43,7 +72,7 @@ class GainCurves:
         aggregate: renyi.Aggregation = "prompt-mean",
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
-        put = object.__setattr__  # the dataclass is frozen; this is its constructor
+        put = object.__setattr__  # the dataclass is frozen
         put(self, "rewards", check_names(rewards))
         put(self, "sigmas", schedule.grid(sigmas))
         put(self, "D", numbers(D, "D"))
@@ -59,15 +88,15 @@ class GainCurves:
             raise RecastError(f"D must have the shape (rewards, levels) = {shape}, not {self.D.shape}")
         for name, row in zip(self.rewards, self.D, strict=True):
             if not np.isfinite(row).all():
-                raise RecastError(f"D of the reward {name!r} is not finite: leave a reward without a curve out")
+                raise RecastError(f"D of the reward {name!r} is not finite: leave out a reward that has no curve")
         if self.D_prompts is not None and (self.D_prompts.ndim != 3 or self.D_prompts.shape[1:] != shape):
             raise RecastError(f"D_prompts must have the shape (prompts, *{shape}), not {self.D_prompts.shape}")
         if self.D_prompts is not None and len(self.D_prompts) == 0:
-            raise RecastError("D_prompts has no prompts: leave it out where there are none")
+            raise RecastError("D_prompts has no prompts: leave it out or give at least one")
         if self.D_prompts is not None and self.aggregate == "prompt-mean":
             mean = renyi.mean_over_prompts(self.D_prompts)
             if not np.allclose(mean, self.D, rtol=0, atol=1e-6):
-                raise RecastError("D is not the mean of D_prompts over prompts, as aggregate='prompt-mean' says")
+                raise RecastError("D is not the mean of D_prompts over prompts, as aggregate='prompt-mean' requires")
         if self.aggregate not in get_args(renyi.Aggregation):
             raise RecastError(f"unknown aggregation {self.aggregate!r}: choose 'prompt-mean' or 'pooled'")
 
@@ -82,7 +111,23 @@ class GainCurves:
         self_rollout: bool = False,
         provenance: Mapping[str, Any] | None = None,
     ) -> GainCurves:
-        """Curves from conditional rewards μ (P, m, T+1, N): Phase 3 of Alg. 1, over all prompts."""
+        """Curves from conditional rewards: Phase 3 of Alg. 1, over all prompts.
+
+        Parameters
+        ----------
+        mu : array-like, shape (P, m, T+1, N)
+            Conditional rewards μ of N samples per prompt, non-negative; NaN where a reward does not apply.
+        self_rollout : bool, default False
+            Whether the samples come from π_old itself (App. B.3); see `recast.core.renyi.moments`.
+        rewards, sigmas, alpha, aggregate, provenance
+            As in the constructor.
+
+        Examples
+        --------
+        >>> mu = [[[[0.6, 1.0], [0.3, 0.7], [0.5, 0.5]]]]  # one prompt, one reward, three levels, two samples
+        >>> GainCurves.from_mu(["ocr"], [0, 0.5, 1], mu).gains.round(3).tolist()
+        [[0.47, 0.0]]
+        """
         D, per_prompt = renyi.aggregate(renyi.moments(mu, alpha, self_rollout), alpha, aggregate)
         return cls(rewards, sigmas, D, alpha, per_prompt, aggregate, provenance)
 
@@ -93,7 +138,7 @@ class GainCurves:
 
     @property
     def gains(self) -> Array:
-        """Clipped per-step gains ΔD (m, T), column j = step t = j+1."""
+        """Clipped gains ΔD (m, T); column j is the step t = j+1."""
         return renyi.gains(self.D)
 
     @property
@@ -102,11 +147,28 @@ class GainCurves:
         return renyi.total_gain(self.D)
 
     def normalized(self) -> Array:
-        """Mean-normalised gains (m, T) (Eq. gain-bar)."""
+        """Gains divided by their mean over the steps (m, T) (Eq. gain-bar).
+
+        Examples
+        --------
+        >>> GainCurves(["ocr"], [0, 0.5, 1], [[1.0, 0.25, 0.0]]).normalized().tolist()
+        [[1.5, 0.5]]
+        """
         return renyi.normalized(self.gains)
 
     def resample(self, sigmas: ArrayLike) -> GainCurves:
-        """The same curves on another grid: D is interpolated over σ, so D_0 − D_T is kept exactly."""
+        """The same curves on another grid; D is interpolated over σ, so D_0 − D_T is kept exactly.
+
+        Parameters
+        ----------
+        sigmas : array-like, shape (T'+1,)
+            The new grid, from 0 to 1.
+
+        Examples
+        --------
+        >>> GainCurves(["ocr"], [0, 1], [[1.0, 0.0]]).resample([0, 0.25, 1]).gains.tolist()
+        [[0.25, 0.75]]
+        """
         target = schedule.grid(sigmas)
 
         def onto(rows: Array) -> Array:
@@ -117,7 +179,14 @@ class GainCurves:
         return replace(self, sigmas=target, D=onto(self.D), D_prompts=per_prompt)
 
     def select(self, rewards: Sequence[str]) -> GainCurves:
-        """The curves of the named rewards, in that order."""
+        """The curves of the named rewards, in that order; a RecastError if one has no curve.
+
+        Examples
+        --------
+        >>> curves = GainCurves(["clip", "ocr"], [0, 1], [[0.5, 0.0], [1.0, 0.0]])
+        >>> curves.select(["ocr"]).total.tolist()
+        [1.0]
+        """
         missing = [name for name in rewards if name not in self.rewards]
         if missing:
             raise RecastError(f"no curve for {', '.join(missing)}; the curves are {', '.join(self.rewards)}")
@@ -126,9 +195,17 @@ class GainCurves:
         return replace(self, rewards=tuple(rewards), D=self.D[rows], D_prompts=per_prompt)
 
     def bootstrap(self, resamples: int = 1000, seed: int = 0) -> Array:
-        """D (R, m, T+1) of `resamples` draws of the prompts with replacement."""
+        """D (R, m, T+1) of R = `resamples` draws of the prompts with replacement; needs `D_prompts`.
+
+        Examples
+        --------
+        >>> per_prompt = [[[0.4, 0.0]], [[0.6, 0.0]]]
+        >>> curves = GainCurves(["ocr"], [0, 1], [[0.5, 0.0]], D_prompts=per_prompt)
+        >>> curves.bootstrap(resamples=100).shape
+        (100, 1, 2)
+        """
         if self.D_prompts is None:
-            raise RecastError("intervals need D_prompts, the curves of the single prompts; this file has none")
+            raise RecastError("intervals need D_prompts, the curves of the single prompts, which these curves lack")
         prompts = len(self.D_prompts)
         rng = np.random.default_rng(seed)
         counts = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples).astype(np.float64)
@@ -141,29 +218,59 @@ class GainCurves:
         return renyi.log_of_moments(mean, self.alpha) if pooled else mean
 
     def intervals(self, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> dict[str, Array]:
-        """Percentile intervals over prompts, each (2, m, ...): `D` (as D − D_T), `gains`, `normalized`."""
+        """Percentile intervals over resampled prompts; needs `D_prompts`.
+
+        Parameters
+        ----------
+        level : float, default 0.95
+            Coverage, between 0 and 1.
+        resamples, seed : int
+            Number of bootstrap draws, and their seed.
+
+        Returns
+        -------
+        dict of ndarray
+            Lower and upper ends of `D` (2, m, T+1), taken relative to D_T, and of `gains` and `normalized` (2, m, T).
+
+        Examples
+        --------
+        >>> per_prompt = [[[0.4, 0.0]], [[0.6, 0.0]]]
+        >>> curves = GainCurves(["ocr"], [0, 1], [[0.5, 0.0]], D_prompts=per_prompt)
+        >>> curves.intervals()["gains"].round(3).tolist()
+        [[[0.4]], [[0.6]]]
+        """
         draws = self.bootstrap(resamples, seed)
         steps = renyi.gains(draws)
         return {
-            "D": percentiles(draws - draws[..., -1:], level),
-            "gains": percentiles(steps, level),
-            "normalized": percentiles(renyi.normalized(steps), level),
+            "D": _percentiles(draws - draws[..., -1:], level),
+            "gains": _percentiles(steps, level),
+            "normalized": _percentiles(renyi.normalized(steps), level),
         }
 
     def weight_intervals(
         self, budget: ArrayLike, tau: float = 1.0, level: float = 0.95, resamples: int = 1000, seed: int = 0
     ) -> Array:
-        """Percentile interval (2, m, T) of the Sinkhorn W over resampled prompts."""
+        """Percentile interval (2, m, T) of the Sinkhorn W over resampled prompts; needs `D_prompts`.
+
+        Parameters
+        ----------
+        budget : array-like, shape (m,)
+            λ, on any scale.
+        tau : float, default 1.0
+            Temperature of the Sinkhorn problem.
+        level, resamples, seed
+            As in `intervals`.
+        """
         steps = renyi.gains(self.bootstrap(resamples, seed))
         steps = steps[np.isfinite(steps).all(axis=(1, 2))]  # draws in which every reward has a prompt
         budgets = np.atleast_2d(np.asarray(budget, dtype=np.float64))
-        return percentiles(sinkhorn.project_many(steps, budgets, tau=tau).weights, level)
+        return _percentiles(sinkhorn.project_many(steps, budgets, tau=tau).weights, level)
 
     def reliability(self, resamples: int = 1000, seed: int = 0) -> Array:
         """Share (m,) of each curve's variance over steps that is not noise, in [0, 1]. Beyond the paper.
 
-        1 − (variance over resampled prompts, mean over steps) / (variance over steps), of the gains before
-        clipping, which would hide half of the noise.
+        1 − (variance over resampled prompts, averaged over steps) / (variance over steps), of the gains before
+        clipping, which would hide half of the noise. Needs `D_prompts` of at least two prompts.
         """
         draws = renyi.gains(self.bootstrap(resamples, seed), clip=False)
         if self.D_prompts is None or len(self.D_prompts) < 2:
@@ -175,17 +282,28 @@ class GainCurves:
         return np.clip(share, 0.0, 1.0)
 
     def shrunk(self) -> Array:
-        """Mean-normalised gains (m, T), each curve's deviation from 1 scaled by its reliability.
+        """Normalized gains (m, T), with each curve's deviation from 1 multiplied by its reliability.
 
-        A flat, noisy or headroom-less curve falls back to the static case, which is the paper's own limit
-        for flat curves. A curve without gain stays 0.
+        A curve that is mostly noise thus approaches the static case, which is the paper's limit for flat curves.
+        A curve without gain stays 0.
         """
         shape = self.normalized()
         scaled = 1 + self.reliability()[:, None] * (shape - 1)
         return np.where(shape.any(axis=1, keepdims=True), scaled, 0.0)
 
     def save(self, path: str | Path) -> Path:
-        """Write `gains.json`, atomically; gains and intervals are written for other readers."""
+        """Write the curves as JSON, atomically, and return the path.
+
+        The gains and their 95 % intervals are written too, for other readers of the file.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> curves = GainCurves(["ocr"], [0, 1], [[1.0, 0.0]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     GainCurves.load(curves.save(f"{folder}/gains.json")).rewards
+        ('ocr',)
+        """
         fields: dict[str, Any] = {
             "rewards": self.rewards,
             "alpha": self.alpha,
@@ -197,12 +315,12 @@ class GainCurves:
         }
         if self.D_prompts is not None:
             fields |= {"gains_interval_95": self.intervals()["gains"], "D_prompts": self.D_prompts}
-        return artifact.write(path, FORMAT, fields)
+        return artifact.write(path, _FORMAT, fields)
 
     @classmethod
     def load(cls, path: str | Path) -> GainCurves:
-        """Read `gains.json`; a wrong, truncated or inconsistent file is an error that names it."""
-        content = artifact.read(path, FORMAT)
+        """Read a file that `save` wrote; a RecastError names it if it is truncated, inconsistent or another format."""
+        content = artifact.read(path, _FORMAT)
         try:
             curves = cls(
                 rewards=artifact.field(content, "rewards", path),
@@ -222,102 +340,8 @@ class GainCurves:
         return curves
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One reward's row of the paper's surrogate-sensitivity table."""
-
-    reward: str
-    pearson: float
-    spearman: float
-    peaks: tuple[int, int]
-    total_ratio: float
-
-
-@dataclass(frozen=True)
-class Remaining:
-    """One reward's row of the paper's curve-drift table; the last row, `all`, sums them."""
-
-    reward: str
-    base: float
-    now: float
-    ratio: float
-
-
-def compare(a: GainCurves, b: GainCurves) -> list[Comparison]:
-    """Row by row over the rewards both have: how alike two gain curves are (App. B.4).
-
-    Correlations are over the T steps; peaks are argmax steps t (1 = clean); the total-gain ratio is b's
-    over a's. NaN where a curve is constant or without gain.
-    """
-    from scipy import stats  # half a second to import, and only needed here
-
-    names = _common(a, b)
-    if not schedule.same(a.sigmas, b.sigmas):
-        raise RecastError(
-            f"the two curves lie on different grids (T = {a.steps} and {b.steps}): resample one onto the other first"
-        )
-    first, second = a.select(names), b.select(names)
-    rows = []
-    for i, name in enumerate(names):
-        x, y = first.gains[i], second.gains[i]
-        varies = a.steps > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
-        rows.append(
-            Comparison(
-                reward=name,
-                pearson=float(stats.pearsonr(x, y).statistic) if varies else float("nan"),
-                spearman=float(stats.spearmanr(x, y).statistic) if varies else float("nan"),
-                peaks=(int(x.argmax()) + 1, int(y.argmax()) + 1),
-                total_ratio=_ratio(float(second.total[i]), float(first.total[i])),
-            )
-        )
-    return rows
-
-
-def remaining(base: GainCurves, now: GainCurves) -> list[Remaining]:
-    """How much of each reward's total gain is left at another policy, and of their sum (App. B.5)."""
-    names = _common(base, now)
-    before, after = base.select(names).total, now.select(names).total
-    rows = [
-        Remaining(name, float(old), float(new), _ratio(float(new), float(old)))
-        for name, old, new in zip(names, before, after, strict=True)
-    ]
-    total_before, total_after = float(before.sum()), float(after.sum())
-    return [*rows, Remaining("all", total_before, total_after, _ratio(total_after, total_before))]
-
-
-def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Reward names as a tuple; an error for none, a repeated one or one that is not text."""
-    result = tuple(names) if isinstance(names, (list, tuple)) else ()
-    if not result or not all(isinstance(name, str) and name for name in result):
-        raise RecastError(f"rewards must be a list of names, not {names!r:.200}")
-    if len(set(result)) != len(result):
-        raise RecastError(f"reward names must differ, but they are {', '.join(result)}")
-    return result
-
-
-def numbers(values: ArrayLike, name: str) -> Array:
-    """A float64 copy of `values`; an error that names them if they are no rectangular array of numbers."""
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise RecastError(f"{name} must be a rectangular array of numbers: {error}") from error
-
-
-def percentiles(draws: Array, level: float) -> Array:
+def _percentiles(draws: Array, level: float) -> Array:
     """Central interval of the given level over the first axis: (R, ...) to (2, ...)."""
     if not 0 < level < 1:
         raise RecastError(f"an interval's level must lie between 0 and 1, not {level:g}")
     return np.asarray(np.nanpercentile(draws, [50 * (1 - level), 50 * (1 + level)], axis=0))
-
-
-def _common(a: GainCurves, b: GainCurves) -> list[str]:
-    names = [name for name in a.rewards if name in b.rewards]
-    if not names:
-        raise RecastError(
-            f"the two curves have no reward in common: {', '.join(a.rewards)} against {', '.join(b.rewards)}"
-        )
-    return names
-
-
-def _ratio(numerator: float, denominator: float) -> float:
-    return numerator / denominator if denominator > 0 else float("nan")

@@ -1,6 +1,6 @@
-"""The level grid σ_0 = 0 (clean) … σ_T = 1 (noise) that every other array is laid out on.
+"""The grid of noise levels σ_0 = 0 (clean) … σ_T = 1 (noise) that all other arrays refer to.
 
-Arrays over levels have T+1 entries, t = 0..T. Arrays over steps have T entries and column j holds the
+Arrays over levels have T+1 entries, t = 0..T. Arrays over steps have T entries and column j is the
 step t = j+1, which starts at σ_t: the first column is the cleanest step, the last the noisiest.
 """
 
@@ -10,17 +10,39 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from recast.core.arrays import Array
 from recast.errors import RecastError
 
-Array = NDArray[np.float64]
+__all__ = ["from_scheduler", "from_shift", "grid", "same"]
 
-_END_TOLERANCE = 1e-6  # a float32 scheduler's idea of 0 and 1
+_END_TOLERANCE = 1e-6  # how far a float32 scheduler may be from 0 and 1
 
 
 def grid(sigmas: ArrayLike) -> Array:
-    """Validated grid (T+1,), strictly increasing from exactly 0 to exactly 1, from an explicit list."""
+    """A validated grid (T+1,) that increases strictly from exactly 0 to exactly 1.
+
+    Parameters
+    ----------
+    sigmas : array-like, shape (T+1,)
+        Noise levels from clean to noise. Ends within 1e-6 of 0 and 1 are set to 0 and 1.
+
+    Returns
+    -------
+    ndarray, shape (T+1,)
+        The levels in float64, a copy.
+
+    Raises
+    ------
+    RecastError
+        If the levels are not finite, do not increase strictly, or do not run from 0 to 1.
+
+    Examples
+    --------
+    >>> grid([0, 0.5, 0.9999999]).tolist()
+    [0.0, 0.5, 1.0]
+    """
     try:
         levels = np.array(sigmas, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -43,10 +65,28 @@ def grid(sigmas: ArrayLike) -> Array:
 
 
 def from_scheduler(sigmas: Any) -> Array:
-    """Grid from a diffusers scheduler's `sigmas` after `set_timesteps(T)`: T+1 numbers, 1 down to 0.
+    """The grid (T+1,) of a diffusers scheduler, from its `sigmas` after `set_timesteps(T)`.
 
-    Takes a list, an array or a tensor. A scheduler that stops above 0 gets the final 0 appended, as
-    its own sampling loop does.
+    Parameters
+    ----------
+    sigmas : list, array or tensor, shape (T+1,) or (T,)
+        Noise levels that descend from 1 to 0. If the last one is above 0, the final 0 is appended, as the scheduler's
+        own sampling loop does.
+
+    Returns
+    -------
+    ndarray, shape (T+1,)
+        The levels in ascending order.
+
+    Raises
+    ------
+    RecastError
+        If the levels do not start at 1 or do not descend.
+
+    Examples
+    --------
+    >>> from_scheduler([1.0, 0.75, 0.0]).tolist()
+    [0.0, 0.75, 1.0]
     """
     try:
         values = np.asarray(sigmas.tolist() if hasattr(sigmas, "tolist") else sigmas, dtype=np.float64)
@@ -65,11 +105,35 @@ def from_scheduler(sigmas: Any) -> Array:
 
 
 def from_shift(steps: int, shift: float = 3.0, train_steps: int = 1000) -> Array:
-    """Grid of diffusers' `FlowMatchEulerDiscreteScheduler(shift=shift)` for T = `steps`, without torch.
+    """The grid of diffusers' `FlowMatchEulerDiscreteScheduler(shift=shift)` for T = `steps`, without torch.
 
-    That scheduler shifts its training sigmas once, spaces T levels evenly between their ends, and
-    shifts again; the cleanest step is therefore almost nothing (0.0089 at shift 3). Where the pipeline
-    is at hand, take its own list with `from_scheduler`.
+    That scheduler shifts its training sigmas once, spaces T levels evenly between their ends, and shifts again;
+    therefore the cleanest step is very short (it starts at 0.0089 for shift 3). If the pipeline is available, use its
+    own levels with `from_scheduler`.
+
+    Parameters
+    ----------
+    steps : int
+        T, at least 1.
+    shift : float, default 3.0
+        The scheduler's shift; 3 is that of Stable Diffusion 3.
+    train_steps : int, default 1000
+        The scheduler's `num_train_timesteps`.
+
+    Returns
+    -------
+    ndarray, shape (T+1,)
+        The levels in ascending order.
+
+    Raises
+    ------
+    RecastError
+        If `steps` is below 1 or `shift` is not positive.
+
+    Examples
+    --------
+    >>> from_shift(4).round(4).tolist()
+    [0.0, 0.0089, 0.6022, 0.8577, 1.0]
     """
     if steps < 1:
         raise RecastError(f"steps must be at least 1, not {steps}")
@@ -84,6 +148,6 @@ def from_shift(steps: int, shift: float = 3.0, train_steps: int = 1000) -> Array
 
 
 def same(a: Sequence[float] | Array, b: Sequence[float] | Array) -> bool:
-    """Whether two grids are the same up to the float32 rounding of schedulers."""
+    """Whether two grids are equal up to the float32 rounding of schedulers."""
     first, second = np.asarray(a), np.asarray(b)
     return first.shape == second.shape and bool(np.allclose(first, second, rtol=0, atol=_END_TOLERANCE))

@@ -1,7 +1,7 @@
 """From gains to weights: the Sinkhorn projection of Alg. 3, and the alternatives to it.
 
-All of them take a budget λ (m,) and give W (m, T) whose rows sum to λ/Σλ. The columns sum to 1/T for
-`static`, to 1/T or ν/Σν for `project` and `hard`; `row` and `shared` leave them free.
+All functions take a budget λ (m,) and return W (m, T) whose rows sum to λ/Σλ. The columns sum to 1/T for `static`, and
+to 1/T or ν/Σν for `project` and `hard`; `row` and `shared` do not constrain them.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from recast.core import renyi
+from recast.core import dual, renyi
+from recast.core.arrays import Array
 from recast.errors import ConvergenceWarning, RecastError
 
-Array = NDArray[np.float64]
+__all__ = ["Projection", "Projections", "hard", "project", "project_many", "row", "shared", "simplex", "static"]
 
-SWEEPS = 100
-"""Sweeps of Alg. 3 before Newton takes over; the paper needs fewer at m <= 4, T <= 25."""
-
+_SWEEPS = 100  # sweeps of Alg. 3 before Newton takes over; the paper needs fewer at m <= 4, T <= 25
 _WIDEST = 300.0  # range of log K up to which products of exponentials stay inside float64
 
 
 @dataclass(frozen=True)
 class Projection:
-    """W and how it was reached: sweeps (and Newton steps) taken, and the largest marginal errors."""
+    """W (m, T) with the number of iterations (sweeps and Newton steps) and the largest marginal errors."""
 
     weights: Array
     iterations: int
@@ -54,14 +53,39 @@ def project(
     tol: float = 1e-9,
     max_iter: int = 1000,
 ) -> Projection:
-    """W* = argmin over U(λ, ν) of KL(W ‖ exp(ΔD̄ / τ)) (Eq. sinkhorn-opt), from gains (m, T).
+    """W* = argmin over U(λ, ν) of KL(W ‖ exp(ΔD̄ / τ)) (Eq. sinkhorn-opt).
 
-    `columns` is ν (default 1/T each). Gains are clipped at 0 and mean-normalised first, as Alg. 3
-    does; a row without gain gets log K = 0. Warns when a marginal is off by more than `tol` after
-    `max_iter` iterations.
+    Parameters
+    ----------
+    gains : array-like, shape (m, T)
+        Gains, clipped at 0 and normalized to mean 1 first, as in Alg. 3. A row without gain has log K = 0.
+    budget : array-like, shape (m,)
+        λ, non-negative, on any scale.
+    columns : array-like, shape (T,), optional
+        ν, on any scale; uniform by default.
+    tau : float, default 1.0
+        Temperature; W follows the gains more closely at a smaller one.
+    tol : float, default 1e-9
+        Largest permitted error of a row or column sum.
+    max_iter : int, default 1000
+        Limit on the number of iterations; a ConvergenceWarning is issued when it is reached.
 
-    >>> project([[1.0, 1.0], [1.0, 1.0]], budget=[1, 3]).weights.tolist()  # flat: λ_i / T
+    Returns
+    -------
+    Projection
+        W, the number of iterations and the marginal errors.
+
+    Raises
+    ------
+    RecastError
+        If the shapes disagree or a number is out of range.
+
+    Examples
+    --------
+    >>> project([[1.0, 1.0], [1.0, 1.0]], budget=[1, 3]).weights.tolist()  # flat curves: λ_i / T
     [[0.125, 0.125], [0.375, 0.375]]
+    >>> project([[1.0, 0.0], [0.0, 1.0]], budget=[1, 1]).weights.round(3).tolist()
+    [[0.44, 0.06], [0.06, 0.44]]
     """
     if np.ndim(gains) != 2 or np.ndim(budget) != 1:
         raise RecastError(
@@ -69,13 +93,8 @@ def project(
             "project_many solves several"
         )
     batch = project_many(gains, np.asarray(budget)[None], columns, tau, tol, max_iter)
-    return Projection(
-        weights=batch.weights[0],
-        iterations=int(batch.iterations[0]),
-        row_error=float(batch.row_error[0]),
-        column_error=float(batch.column_error[0]),
-        converged=bool(batch.converged[0]),
-    )
+    errors = float(batch.row_error[0]), float(batch.column_error[0])
+    return Projection(batch.weights[0], int(batch.iterations[0]), *errors, bool(batch.converged[0]))
 
 
 def project_many(
@@ -86,29 +105,43 @@ def project_many(
     tol: float = 1e-9,
     max_iter: int = 1000,
 ) -> Projections:
-    """One `project` for each row of `budgets` (B, m), solved together.
+    """One `project` per row of `budgets`, solved together.
 
-    `gains` is one (m, T) for all of them, or (B, m, T); one budget (1, m) also serves many gains.
+    Parameters
+    ----------
+    gains : array-like, shape (m, T) or (B, m, T)
+        One set of gains for all budgets, or one per budget.
+    budgets : array-like, shape (B, m)
+        λ of each problem. A single budget (1, m) is used for all gains.
+    columns, tau, tol, max_iter
+        As in `project`, the same for all problems.
+
+    Returns
+    -------
+    Projections
+        W (B, m, T), and iterations and errors (B,).
+
+    Raises
+    ------
+    RecastError
+        If the shapes disagree or a number is out of range.
+
+    Examples
+    --------
+    >>> project_many([[1.0, 0.0], [0.0, 1.0]], budgets=[[1, 1], [1, 3]]).weights.sum(axis=2).round(6).tolist()
+    [[0.5, 0.5], [0.25, 0.75]]
     """
     for name, value in (("tau", tau), ("tol", tol), ("max_iter", max_iter)):
         if not 0 < value < math.inf:
             raise RecastError(f"{name} must be a positive number, not {value:g}")
     log_kernel = _kernel(gains, ndims=(2, 3)) / tau
     m, steps = log_kernel.shape[-2:]
-    rows = simplex(np.atleast_2d(budgets), m, "budget", ndim=2)
-    nu = np.full(steps, 1.0 / steps) if columns is None else simplex(columns, steps, "columns")
+    rows, nu = simplex(np.atleast_2d(budgets), m, "budget", ndim=2), _columns(columns, steps)
     if log_kernel.ndim == 3:
         if len(rows) not in (1, len(log_kernel)):
             raise RecastError(f"{len(log_kernel)} gains need as many budgets, or one, not {len(rows)}")
         rows = np.broadcast_to(rows, log_kernel.shape[:2])
-    open_columns = nu > 0
-    if open_columns.all():
-        solved = _solve(log_kernel, rows, nu, tol, max_iter)
-    else:
-        solved = _solve(log_kernel[..., open_columns], rows, nu[open_columns], tol, max_iter)
-        weights = np.zeros((len(rows), m, steps))
-        weights[..., open_columns] = solved.weights
-        solved = replace(solved, weights=weights)
+    solved = _solve_open(log_kernel, rows, nu, tol, max_iter)
     if not solved.converged.all():
         warnings.warn(
             f"Sinkhorn did not converge in {max_iter} iterations for {int((~solved.converged).sum())} of {len(rows)} "
@@ -119,50 +152,82 @@ def project_many(
     return solved
 
 
-def _solve(log_kernel: Array, rows: Array, nu: Array, tol: float, max_iter: int) -> Projections:
-    """Sweeps for all budgets together, then Newton for those that need it; every ν_t > 0."""
-    m, steps = log_kernel.shape[-2:]
-    if log_kernel.max() - log_kernel.min() <= _WIDEST:
-        weights, sweeps = _sweeps(log_kernel, rows, nu, tol, min(max_iter, SWEEPS))
-    else:
-        weights, sweeps = np.zeros((len(rows), m, steps)), 0
-    iterations = np.full(len(rows), sweeps, dtype=np.int64)
-    row_error = np.abs(np.einsum("bit->bi", weights) - rows).max(axis=-1)
-    for j in np.flatnonzero(row_error >= tol) if max_iter > sweeps else ():
-        kernel = log_kernel if log_kernel.ndim == 2 else log_kernel[j]
-        used = rows[j] > 0
-        plan, more = _newton(kernel[used], rows[j][used], nu, tol, max_iter - sweeps)
-        iterations[j] += more
-        error = np.abs(plan.sum(axis=-1) - rows[j][used]).max()
-        if error < row_error[j]:
-            weights[j] = 0.0
-            weights[j, used], row_error[j] = plan, error
-    column_error = np.abs(np.einsum("bit->bt", weights) - nu).max(axis=-1)
-    converged = (row_error < tol) & (column_error < tol)
-    return Projections(weights, iterations, row_error, column_error, converged)
-
-
 def static(budget: ArrayLike, steps: int) -> Array:
-    """W_{i,t} = λ_i / T: every reward counts the same at every step (the baseline)."""
+    """W_{i,t} = λ_i / T: every reward has the same weight at every step (the baseline).
+
+    Parameters
+    ----------
+    budget : array-like, shape (m,)
+        λ, non-negative, on any scale.
+    steps : int
+        T.
+
+    Returns
+    -------
+    ndarray, shape (m, T)
+        W.
+
+    Examples
+    --------
+    >>> static([1, 3], steps=2).tolist()
+    [[0.125, 0.125], [0.375, 0.375]]
+    """
     weights = simplex(budget, None, "budget")
     return np.repeat(weights[:, None] / steps, steps, axis=1)
 
 
 def row(gains: ArrayLike, budget: ArrayLike) -> Array:
-    """W_{i,t} = λ_i K_{i,t} / Σ_s K_{i,s}: the kernel without the column constraint (Sec. 4.5)."""
+    """W_{i,t} = λ_i K_{i,t} / Σ_s K_{i,s}: the kernel without the column constraint (Sec. 4.5).
+
+    Parameters
+    ----------
+    gains : array-like, shape (m, T)
+        Gains, clipped and normalized as in `project`.
+    budget : array-like, shape (m,)
+        λ, non-negative, on any scale.
+
+    Returns
+    -------
+    ndarray, shape (m, T)
+        W; its columns need not sum to 1/T.
+
+    Examples
+    --------
+    >>> row([[1.0, 0.0], [1.0, 1.0]], budget=[1, 1]).round(3).tolist()
+    [[0.44, 0.06], [0.25, 0.25]]
+    """
     log_kernel = _kernel(gains)
     lam = simplex(budget, len(log_kernel), "budget")
     return np.exp(log_kernel - np.logaddexp.reduce(log_kernel, axis=1, keepdims=True)) * lam[:, None]
 
 
 def hard(gains: ArrayLike, budget: ArrayLike, columns: ArrayLike | None = None) -> Array:
-    """A vertex of U(λ, ν) with the largest Σ W·ΔD̄: the transport LP without entropy (App. C.2)."""
+    """A vertex of U(λ, ν) that maximizes Σ W·ΔD̄: the transport problem without entropy (App. C.2).
+
+    Parameters
+    ----------
+    gains : array-like, shape (m, T)
+        Gains, clipped and normalized as in `project`.
+    budget : array-like, shape (m,)
+        λ, non-negative, on any scale.
+    columns : array-like, shape (T,), optional
+        ν, on any scale; uniform by default.
+
+    Returns
+    -------
+    ndarray, shape (m, T)
+        W, with at most m + T − 1 positive entries.
+
+    Examples
+    --------
+    >>> hard([[0.0, 1.0], [1.0, 0.0]], budget=[1, 1]).argmax(axis=1).tolist()
+    [1, 0]
+    """
     from scipy.optimize import linprog  # slow to import, and only needed here
 
     log_kernel = _kernel(gains)
     m, steps = log_kernel.shape
-    lam = simplex(budget, m, "budget")
-    nu = np.full(steps, 1.0 / steps) if columns is None else simplex(columns, steps, "columns")
+    lam, nu = simplex(budget, m, "budget"), _columns(columns, steps)
     marginals = np.vstack([np.kron(np.eye(m), np.ones(steps)), np.kron(np.ones(m), np.eye(steps))])
     solution = linprog(
         -log_kernel.ravel(), A_eq=marginals, b_eq=np.concatenate([lam, nu]), bounds=(0, None), method="highs-ds"
@@ -173,15 +238,30 @@ def hard(gains: ArrayLike, budget: ArrayLike, columns: ArrayLike | None = None) 
 
 
 def shared(curve: ArrayLike, budget: ArrayLike) -> Array:
-    """W_{i,t} = λ_i c_t / Σ_s c_s: one reward-agnostic schedule c (T,) for all rewards.
+    """W_{i,t} = λ_i c_t / Σ_s c_s: one schedule c for all rewards.
 
-    This is how noise-aware weightings such as TempFlow's can be compared on equal terms.
+    Parameters
+    ----------
+    curve : array-like, shape (T,)
+        c, non-negative, on any scale; for example a noise-aware weighting such as TempFlow's.
+    budget : array-like, shape (m,)
+        λ, non-negative, on any scale.
+
+    Returns
+    -------
+    ndarray, shape (m, T)
+        W.
+
+    Examples
+    --------
+    >>> shared([1, 3], budget=[1, 1]).tolist()
+    [[0.125, 0.375], [0.125, 0.375]]
     """
     return np.outer(simplex(budget, None, "budget"), simplex(curve, None, "curve"))
 
 
 def simplex(values: ArrayLike, size: int | None, name: str, ndim: int = 1) -> Array:
-    """`values` (size,) or (B, size) divided by their sum; an error that names `name` if they cannot be."""
+    """`values` (size,) or (B, size) divided by their sum; an error that names `name` if they are invalid."""
     try:
         array: Array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -196,21 +276,60 @@ def simplex(values: ArrayLike, size: int | None, name: str, ndim: int = 1) -> Ar
     return np.asarray(scaled / scaled.sum(axis=-1, keepdims=True))
 
 
+def _columns(columns: ArrayLike | None, steps: int) -> Array:
+    """ν (T,), normalized; uniform by default."""
+    return np.full(steps, 1.0 / steps) if columns is None else simplex(columns, steps, "columns")
+
+
 def _kernel(gains: ArrayLike, ndims: tuple[int, ...] = (2,)) -> Array:
-    """log K = mean-normalised clipped gains (Eq. kernel)."""
+    """log K = normalized clipped gains (Eq. kernel)."""
     steps = np.asarray(gains, dtype=np.float64)
     if steps.ndim not in ndims or 0 in steps.shape:
         raise RecastError(f"gains must have the shape (rewards, steps), not {steps.shape}")
     if not np.isfinite(steps).all():
-        raise RecastError("gains must be finite: a NaN or infinite gain has no place in W")
+        raise RecastError("gains must be finite: W is not defined for a NaN or infinite gain")
     return renyi.normalized(np.maximum(steps, 0.0))
 
 
-def _sweeps(log_kernel: Array, rows: Array, nu: Array, tol: float, limit: int) -> tuple[Array, int]:
-    """W (B, m, T) and the sweeps it took, by the iteration of Alg. 3 (Eq. sinkhorn-iter).
+def _solve_open(log_kernel: Array, rows: Array, nu: Array, tol: float, max_iter: int) -> Projections:
+    """The solution over the columns with ν_t > 0; W is 0 in the others."""
+    used = nu > 0
+    if used.all():
+        return _solve(log_kernel, rows, nu, tol, max_iter)
+    solved = _solve(log_kernel[..., used], rows, nu[used], tol, max_iter)
+    weights = np.zeros((*rows.shape, nu.size))
+    weights[..., used] = solved.weights
+    return replace(solved, weights=weights)
 
-    Its log-sum-exps are products with exp(log K − max) here: the same numbers without an exponential
-    per entry and sweep, valid while the kernel's range stays inside float64.
+
+def _solve(log_kernel: Array, rows: Array, nu: Array, tol: float, max_iter: int) -> Projections:
+    """Sweeps for all budgets together, then Newton for those that have not converged; every ν_t > 0."""
+    m, steps = log_kernel.shape[-2:]
+    if log_kernel.max() - log_kernel.min() <= _WIDEST:
+        weights, sweeps = _sweeps(log_kernel, rows, nu, tol, min(max_iter, _SWEEPS))
+    else:
+        weights, sweeps = np.zeros((len(rows), m, steps)), 0
+    iterations = np.full(len(rows), sweeps, dtype=np.int64)
+    row_error = np.abs(np.einsum("bit->bi", weights) - rows).max(axis=-1)
+    for j in np.flatnonzero(row_error >= tol) if max_iter > sweeps else ():
+        kernel = log_kernel if log_kernel.ndim == 2 else log_kernel[j]
+        used = rows[j] > 0
+        coupling, more = dual.newton(kernel[used], rows[j][used], nu, tol, max_iter - sweeps)
+        iterations[j] += more
+        error = np.abs(coupling.sum(axis=-1) - rows[j][used]).max()
+        if error < row_error[j]:
+            weights[j] = 0.0
+            weights[j, used], row_error[j] = coupling, error
+    column_error = np.abs(np.einsum("bit->bt", weights) - nu).max(axis=-1)
+    converged = (row_error < tol) & (column_error < tol)
+    return Projections(weights, iterations, row_error, column_error, converged)
+
+
+def _sweeps(log_kernel: Array, rows: Array, nu: Array, tol: float, limit: int) -> tuple[Array, int]:
+    """W (B, m, T) and the number of sweeps, by the iteration of Alg. 3 (Eq. sinkhorn-iter).
+
+    Its log-sum-exps are computed as products with exp(log K − max), which avoids an exponential per entry and
+    sweep and is valid while the kernel's range stays inside float64.
     """
     kernel = np.exp(log_kernel - log_kernel.max(axis=-1, keepdims=True))
     together = kernel.ndim == 2  # one kernel for all budgets
@@ -225,61 +344,9 @@ def _sweeps(log_kernel: Array, rows: Array, nu: Array, tol: float, limit: int) -
         else:
             column_factors = nu / (row_factors[:, None] @ kernel)[:, 0]
             sums = (column_factors[:, None] @ transposed)[:, 0]
-        # The columns are exact here, so the rows are all that is left to check.
+        # The columns are exact here, so only the rows are checked.
         if sweep == limit or np.abs(row_factors * sums - rows).max() < 0.5 * tol:
             break
         np.divide(rows, sums, out=row_factors)
     factors = "bi,it,bt->bit" if together else "bi,bit,bt->bit"
     return np.einsum(factors, row_factors, kernel, column_factors), sweep
-
-
-def _newton(log_kernel: Array, lam: Array, nu: Array, tol: float, limit: int) -> tuple[Array, int]:
-    """W (m, T) for one budget, by damped Newton steps on the dual in m unknowns.
-
-    Sweeps contract as slowly as 1 − e^{−T} where a budget nearly equals a set of columns; the dual
-    Σ_t ν_t log Σ_i exp(log K + f_i) − Σ λ_i f_i is convex and smooth, so Newton finishes in a few steps.
-    A sharp kernel is approached through flatter ones, each solution starting the next.
-    """
-    halvings = max(0, math.ceil(math.log2(max(float(np.ptp(log_kernel)), 1.0) / 10.0)))
-    f, taken = np.log(lam), 0
-    for flatness in range(halvings, -1, -1):
-        f, more = _newton_at(log_kernel / 2**flatness, lam, nu, f, tol, limit - taken)
-        taken += more
-        f = f if flatness == 0 else 2 * f
-    return _plan(log_kernel, f, nu), taken
-
-
-def _newton_at(log_kernel: Array, lam: Array, nu: Array, f: Array, tol: float, limit: int) -> tuple[Array, int]:
-    """Row potentials f = log a (m,) of one kernel, and the steps it took to meet the rows."""
-
-    def dual(f: Array) -> float:
-        return float(nu @ np.logaddexp.reduce(log_kernel + f[:, None], axis=0) - lam @ f)
-
-    value = dual(f)
-    for taken in range(limit):
-        weights = _plan(log_kernel, f, nu)
-        sums = weights.sum(axis=1)
-        if np.abs(sums - lam).max() < 0.5 * tol:
-            return f, taken
-        hessian = np.diag(sums) - (weights / nu) @ weights.T
-        # The dual does not change along (1, …, 1): pin that direction, and damp the rest by a hair.
-        pinned = hessian + np.full_like(hessian, 1 / len(lam)) + 1e-14 * np.eye(len(lam))
-        step = np.linalg.solve(pinned, lam - sums)
-        slope = float((lam - sums) @ step)
-        scale = min(1.0, 20.0 / max(float(np.abs(step).max()), 1e-300))
-        while scale > 1e-6:
-            trial = dual(f + scale * step)
-            if trial <= value - 1e-4 * scale * slope + 1e-14 * abs(value):
-                f, value = f + scale * step, trial
-                break
-            scale *= 0.5
-        else:  # no descent in floating point: one plain sweep of Alg. 3 instead
-            f = f + np.log(lam) - np.log(np.maximum(sums, 1e-300))
-            value = dual(f)
-    return f, limit
-
-
-def _plan(log_kernel: Array, f: Array, nu: Array) -> Array:
-    """W = exp(log K + f_i + g_t), with g such that the columns are exact."""
-    scores = log_kernel + f[:, None]
-    return np.asarray(nu * np.exp(scores - np.logaddexp.reduce(scores, axis=0)))

@@ -1,33 +1,58 @@
-"""WeightMatrix: what `recast weigh` leaves and a trainer reads."""
+"""WeightMatrix: the output of `recast weigh` and the input of a trainer."""
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from recast.core import artifact, schedule
-from recast.core.curves import check_names, numbers
+from recast.core.arrays import Array, check_names, numbers
 from recast.errors import RecastError
 
-Array = NDArray[np.float64]
-FORMAT = "recast.weights"
+__all__ = ["METHODS", "Method", "WeightMatrix"]
+
+_FORMAT = "recast.weights"
 Method = Literal["sinkhorn", "static", "row", "hard", "shared", "reversed", "shuffled"]
 METHODS: tuple[Method, ...] = get_args(Method)
-"""How W can be made from curves and a budget; see `recast.weigh`."""
+"""Ways to compute W from curves and a budget; see `recast.weigh`."""
 
 
 @dataclass(frozen=True, init=False, eq=False)
 class WeightMatrix:
-    """W (m, T): how much of its budget each reward spends at each step.
+    """W (m, T): how each reward's budget is distributed over the denoising steps.
 
-    Rows are `rewards` and sum to `budget`; column j is the step t = j+1, which starts at σ_t. `info` has
-    what the solver reported.
+    Parameters
+    ----------
+    rewards : sequence of str
+        Names of the m rewards, the rows of W.
+    sigmas : array-like, shape (T+1,)
+        The grid, from 0 (clean) to 1 (noise). Column j is the step t = j+1, which starts at σ_t.
+    matrix : array-like, shape (m, T)
+        W, non-negative; its rows sum to `budget`.
+    budget : array-like, shape (m,)
+        λ, which sums to 1.
+    method : str, default "sinkhorn"
+        How W was computed; see `recast.weigh`.
+    info : mapping, optional
+        What the solver reported; stored with W.
+
+    Raises
+    ------
+    RecastError
+        If the shapes disagree, W is negative or not finite, or a row does not sum to its budget.
+
+    Examples
+    --------
+    >>> W = WeightMatrix(["clip", "ocr"], [0, 0.5, 1], [[0.375, 0.125], [0.125, 0.375]], [0.5, 0.5])
+    >>> W.steps, W.matrix.sum(axis=0).tolist()
+    (2, [0.5, 0.5])
     """
 
     rewards: tuple[str, ...]
@@ -46,7 +71,7 @@ class WeightMatrix:
         method: str = "sinkhorn",
         info: Mapping[str, Any] | None = None,
     ) -> None:
-        put = object.__setattr__  # the dataclass is frozen; this is its constructor
+        put = object.__setattr__  # the dataclass is frozen
         put(self, "rewards", check_names(rewards))
         put(self, "sigmas", schedule.grid(sigmas))
         put(self, "matrix", numbers(matrix, "W"))
@@ -74,9 +99,31 @@ class WeightMatrix:
         return self.sigmas.size - 1
 
     def columns(self, sigmas: Any) -> Any:
-        """Column of W for each σ, in the shape of `sigmas`: the step whose start σ_t is nearest."""
+        """Column of W for each noise level: the step whose start σ_t is nearest.
+
+        Parameters
+        ----------
+        sigmas : array-like or tensor, any shape
+            Noise levels between 0 and 1.
+
+        Returns
+        -------
+        ndarray or tensor of int, in the shape of `sigmas`
+            Columns 0..T−1, a tensor on the same device if `sigmas` is one.
+
+        Raises
+        ------
+        RecastError
+            If a level is not between 0 and 1.
+
+        Examples
+        --------
+        >>> W = WeightMatrix(["ocr"], [0, 0.5, 1], [[0.25, 0.75]], [1.0])
+        >>> W.columns([1.0, 0.5, 0.1]).tolist()
+        [1, 0, 0]
+        """
         xp = _namespace(sigmas)
-        # In float64 whatever came in: bfloat16 edges between levels would misplace some.
+        # In float64: the midpoints between levels, rounded to bfloat16, would misplace some.
         levels = sigmas.to(xp.float64) if xp is not np else np.asarray(sigmas, dtype=np.float64)
         inside = (levels >= 0) & (levels <= 1)
         if not bool(inside.all()):
@@ -86,14 +133,74 @@ class WeightMatrix:
         return xp.searchsorted(_like(between, levels), levels)
 
     def mix(self, rewards: Any, sigmas: Any = None) -> Any:
-        """r_t = Σ_i T·W[i,t]·r_i (Eq. two-level-master): rewards (B, m) to (B, T).
+        """r_t = Σ_i T·W[i,t]·r_i (Eq. two-level-master): rewards (B, m) to (B, T), or to (B, k) at given levels.
 
-        With `sigmas` (B, k), each slot's own noise level in any order, to (B, k) instead: trainers
-        shuffle timesteps per sample, and a slot is not a step. NaN in `rewards` means that the reward
-        does not apply: it drops out and the others' weights are scaled up to the column's total (by their
-        budgets where the column has no weight for them, and to NaN where no reward applies). NumPy
-        in, NumPy out; torch in, torch out, on the same device.
+        Parameters
+        ----------
+        rewards : array-like or tensor, shape (B, m)
+            Rewards of B samples. NaN means that the reward does not apply: the weights of the others are scaled to
+            the column's total, in proportion to their budgets if the column has no weight for any of them.
+        sigmas : array-like or tensor, shape (B, k), optional
+            Noise level of each of a sample's k timesteps, in any order. Trainers shuffle timesteps per sample, so
+            that a timestep's position does not identify its step; it is looked up by its level.
+
+        Returns
+        -------
+        ndarray or tensor, shape (B, T) or (B, k)
+            Mixed rewards; NaN where no reward applies. A tensor in gives a tensor on the same device.
+
+        Raises
+        ------
+        RecastError
+            If a shape is wrong or a level is not between 0 and 1.
+
+        Examples
+        --------
+        >>> W = WeightMatrix(["clip", "ocr"], [0, 0.5, 1], [[0.375, 0.125], [0.125, 0.375]], [0.5, 0.5])
+        >>> W.mix([[1.0, 0.0], [float("nan"), 1.0]]).tolist()
+        [[0.75, 0.25], [1.0, 1.0]]
+        >>> W.mix([[1.0, 0.0]], sigmas=[[1.0, 0.5]]).tolist()
+        [[0.25, 0.75]]
         """
+        values, xp = self._values(rewards)
+        if sigmas is None:
+            return self._weighted(values, operator.matmul, xp)
+        columns = self.columns(np.asarray(sigmas) if xp is np else xp.as_tensor(sigmas, device=values.device))
+        if columns.ndim != 2 or columns.shape[0] != values.shape[0]:
+            raise RecastError(f"sigmas must have the shape ({values.shape[0]}, slots), not {tuple(columns.shape)}")
+        mixed = self._weighted(values, operator.matmul, xp)
+        return xp.take_along_axis(mixed, columns, 1) if xp is np else mixed.gather(1, columns)
+
+    def terms(self, rewards: Any) -> Any:
+        """Contribution of each reward to `mix`: rewards (B, m) to (B, m, T), whose sum over m is the mix.
+
+        Parameters
+        ----------
+        rewards : array-like or tensor, shape (B, m)
+            Rewards of B samples; NaN where a reward does not apply.
+
+        Returns
+        -------
+        ndarray or tensor, shape (B, m, T)
+            Rewards times the weights that `mix` gives them. A reward that does not apply contributes 0; all
+            contributions are NaN where no reward applies.
+
+        Raises
+        ------
+        RecastError
+            If the shape is wrong.
+
+        Examples
+        --------
+        >>> W = WeightMatrix(["clip", "ocr"], [0, 0.5, 1], [[0.375, 0.125], [0.125, 0.375]], [0.5, 0.5])
+        >>> W.terms([[1.0, 2.0]]).tolist()
+        [[[0.75, 0.25], [0.5, 1.5]]]
+        """
+        values, xp = self._values(rewards)
+        return self._weighted(values, lambda each, weights: each[..., None] * weights, xp)
+
+    def _values(self, rewards: Any) -> tuple[Any, Any]:
+        """Rewards (B, m) as floating-point numbers, and the namespace they belong to."""
         xp = _namespace(rewards)
         values: Any = rewards if xp is not np else np.asarray(rewards, dtype=np.float64)
         if values.ndim != 2 or values.shape[1] != len(self.rewards):
@@ -103,33 +210,42 @@ class WeightMatrix:
             )
         if xp is not np and not values.is_floating_point():
             values = values.to(xp.get_default_dtype())
-        weights = _like(self.matrix * self.steps, values)
-        if sigmas is None:
-            return self._mix(values, weights, xp)
-        columns = self.columns(np.asarray(sigmas) if xp is np else xp.as_tensor(sigmas, device=values.device))
-        if columns.ndim != 2 or columns.shape[0] != values.shape[0]:
-            raise RecastError(f"sigmas must have the shape ({values.shape[0]}, slots), not {tuple(columns.shape)}")
-        mixed = self._mix(values, weights, xp)
-        return xp.take_along_axis(mixed, columns, 1) if xp is np else mixed.gather(1, columns)
+        return values, xp
 
-    def _mix(self, values: Any, weights: Any, xp: Any) -> Any:
+    def _weighted(self, values: Any, product: Callable[[Any, Any], Any], xp: Any) -> Any:
+        """`product` of rewards (B, m) and T·W (m, T), with the weights of missing rewards given to the others.
+
+        The product is a matmul for the mix (B, T), and keeps the axis m for its terms (B, m, T).
+        """
+        weights = _like(self.matrix * self.steps, values)
         applies = values == values  # false for NaN
         known = xp.where(applies, values, xp.zeros_like(values))
-        mixed = known @ weights
+        weighted = product(known, weights)
         if bool(applies.all()):
-            return mixed
+            return weighted
         ones = xp.where(applies, xp.ones_like(values), xp.zeros_like(values))
-        nothing = xp.full_like(mixed, float("nan"))
-        present = ones @ weights
-        # A column may give all its weight to rewards that do not apply: there the budget decides.
+        nothing = xp.full_like(weighted, float("nan"))
+        # If a column gives all its weight to rewards that do not apply, the others share it by their budgets.
         budget = _like(self.budget, values)[:, None]
-        shares = ones @ budget
-        by_budget = xp.where(shares > 0, known @ budget / xp.where(shares > 0, shares, xp.ones_like(shares)), nothing)
-        by_column = mixed / xp.where(present > 0, present, xp.ones_like(present))
+        present, shares = ones @ weights, ones @ budget
+        if weighted.ndim == 3:
+            present, shares = present[:, None], shares[:, None]
+        divisor = xp.where(shares > 0, shares, xp.ones_like(shares))
+        by_budget = xp.where(shares > 0, product(known, budget) / divisor, nothing)
+        by_column = weighted / xp.where(present > 0, present, xp.ones_like(present))
         return weights.sum(0) * xp.where(present > 0, by_column, by_budget)
 
     def save(self, path: str | Path) -> Path:
-        """Write `weights.json`, atomically."""
+        """Write W as JSON, atomically, and return the path.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> W = WeightMatrix(["ocr"], [0, 0.5, 1], [[0.25, 0.75]], [1.0])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     WeightMatrix.load(W.save(f"{folder}/weights.json")).matrix.tolist()
+        [[0.25, 0.75]]
+        """
         fields = {
             "rewards": self.rewards,
             "method": self.method,
@@ -138,12 +254,12 @@ class WeightMatrix:
             "matrix": self.matrix,
             "info": self.info,
         }
-        return artifact.write(path, FORMAT, fields)
+        return artifact.write(path, _FORMAT, fields)
 
     @classmethod
     def load(cls, path: str | Path) -> WeightMatrix:
-        """Read `weights.json`; a wrong, truncated or inconsistent file is an error that names it."""
-        content = artifact.read(path, FORMAT)
+        """Read a file that `save` wrote; a RecastError names it if it is truncated, inconsistent or another format."""
+        content = artifact.read(path, _FORMAT)
         try:
             return cls(
                 rewards=artifact.field(content, "rewards", path),
@@ -158,7 +274,7 @@ class WeightMatrix:
 
 
 def _namespace(values: Any) -> Any:
-    """`torch` for a tensor, else `numpy`; torch is never imported for someone who has no tensor."""
+    """`torch` for a tensor, else `numpy`; torch is not imported here, since a tensor implies that it is."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(values, torch.Tensor) else np
 

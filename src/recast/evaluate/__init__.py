@@ -1,4 +1,4 @@
-"""`recast evaluate`: the scores of a policy on held-out prompts, and how they are read back."""
+"""`recast evaluate`: the scores of policies on held-out prompts, written by one stage and read by the later ones."""
 
 from recast.evaluate.scores import Budget, Scores, find, locate
 

@@ -1,4 +1,4 @@
-"""The scores of one evaluated policy, as `recast evaluate` left them."""
+"""The scores of evaluated policies, as `recast evaluate` has written them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from recast.core import artifact
 from recast.errors import RecastError
 
+__all__ = ["FORMAT", "Budget", "Scores", "find", "locate"]
+
 FORMAT = "recast.scores"
 Budget = tuple[tuple[str, float], ...]
 """λ by reward, as the user wrote it: hashable, in the order of the rewards."""
@@ -22,7 +24,40 @@ Budget = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class Scores:
-    """One policy on held-out prompts: what it was trained with, and a table of scores (rewards × images)."""
+    """The scores of one policy on held-out prompts, and what it was trained with.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder RUN/scores. The files of `images` are relative to it.
+    method : str
+        The method of the weight matrix, such as "sinkhorn" or "static"; "base" for the untrained policy.
+    budget : dict of str to float
+        λ by reward, as the user wrote it.
+    seed : int
+        The seed of the training.
+    trained, held_out : tuple of str
+        The rewards that the policy was trained on, and those that only evaluate it.
+    images : tuple of dict
+        One entry per image with its index, prompt, seed and file.
+    values : ndarray, shape (rewards, images)
+        Scores; the rows are `rewards`. NaN where a reward does not apply to a prompt.
+    settings : mapping, optional
+        The settings that decide the images, by their dotted names.
+
+    Examples
+    --------
+    A policy is usually read with `Scores.load("runs/shapes")`; made by hand, it looks like this:
+
+    >>> import numpy as np
+    >>> from pathlib import Path
+    >>> from recast.evaluate import Scores
+    >>> images = tuple({"prompt": f"prompt {k}", "seed": 42 + k, "file": f"images/{k:05d}.png"} for k in range(2))
+    >>> values = np.array([[0.25, 0.75], [5.0, np.nan]])
+    >>> scores = Scores(Path("runs/a/scores"), "static", {"ocr": 1.0}, 0, ("ocr",), ("aesthetic",), images, values)
+    >>> scores.means()
+    {'ocr': 0.5, 'aesthetic': 5.0}
+    """
 
     folder: Path
     method: str
@@ -36,7 +71,7 @@ class Scores:
 
     @property
     def key(self) -> tuple[str, Budget, int]:
-        """Method, budget and seed; the untrained base is the same at any budget and seed."""
+        """Method, budget and seed; the untrained base is the same at every budget and seed."""
         return ("base", (), 0) if self.method == "base" else (self.method, tuple(self.budget.items()), self.seed)
 
     @property
@@ -46,7 +81,7 @@ class Scores:
 
     @property
     def prompts_and_seeds(self) -> list[tuple[str, int]]:
-        """What every image was made from: policies that agree on these can be compared image by image."""
+        """Prompt and seed of every image: policies that agree on these can be compared image by image."""
         return [(image["prompt"], image["seed"]) for image in self.images]
 
     @property
@@ -55,7 +90,7 @@ class Scores:
         return (*self.trained, *self.held_out)
 
     def images_hash(self) -> str:
-        """A hash of what decides the images: the settings they were made with, their prompts and seeds."""
+        """SHA-256 of what decides the images: the settings they were made with, their prompts and seeds."""
         content = json.dumps([dict(self.settings), self.prompts_and_seeds], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -69,7 +104,22 @@ class Scores:
 
     @classmethod
     def load(cls, folder: str | Path) -> Scores:
-        """Of a folder RUN/scores, or of RUN."""
+        """Read the scores that `recast evaluate` has written.
+
+        Parameters
+        ----------
+        folder : str or Path
+            RUN, or the folder RUN/scores.
+
+        Returns
+        -------
+        Scores
+
+        Raises
+        ------
+        RecastError
+            If a file is missing, incomplete or damaged.
+        """
         path = Path(folder)
         path = path / "scores" if (path / "scores").is_dir() else path
         manifest = artifact.read(path / "manifest.json", FORMAT)
@@ -83,20 +133,48 @@ class Scores:
             table = [[row["scores"][name] for row in rows] for name in (*trained, *held_out)]
             values = np.array(table, dtype=np.float64).reshape(len(trained) + len(held_out), len(rows))
         except (KeyError, TypeError, ValueError) as error:
-            raise RecastError(f"{path / 'scores.jsonl'}: a row lacks a score ({error}): run recast evaluate") from error
+            raise RecastError(
+                f"{path / 'scores.jsonl'}: a row lacks a score ({error}): run recast evaluate again"
+            ) from error
         images = tuple({key: value for key, value in row.items() if key != "scores"} for row in rows)
         settings = artifact.mapping(manifest, "settings", path / "manifest.json")
         return cls(path, method, dict(budget), int(seed), trained, held_out, images, values, settings)
 
 
 def find(folders: Sequence[Path]) -> list[Scores]:
-    """Every evaluated policy in or below the folders, in a fixed order, checked to be comparable."""
+    """All evaluated policies in or below some folders, in a fixed order.
+
+    Parameters
+    ----------
+    folders : sequence of Path
+        Runs, or folders that contain runs.
+
+    Returns
+    -------
+    list of Scores
+        One per policy, scored by the same rewards on the same prompts and seeds.
+
+    Raises
+    ------
+    RecastError
+        If a folder does not exist or contains no evaluated run, if two runs have the same method, budget and seed, or
+        if runs differ in their prompts, seeds or rewards.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from recast.evaluate import find
+    >>> find([Path("nowhere")])
+    Traceback (most recent call last):
+        ...
+    recast.errors.RecastError: nowhere is not a folder of runs: name folders that recast evaluate has written
+    """
     places: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise RecastError(f"{folder} is not a folder of runs")
+            raise RecastError(f"{folder} is not a folder of runs: name folders that recast evaluate has written")
         if not (found := locate(folder)):
-            raise RecastError(f"{folder} has no evaluated run: run recast evaluate with --out there first")
+            raise RecastError(f"{folder} contains no evaluated run: run recast evaluate with --out {folder} first")
         places |= dict.fromkeys(found)
     policies = [Scores.load(place) for place in places]
     _require_comparable(policies)
@@ -104,7 +182,7 @@ def find(folders: Sequence[Path]) -> list[Scores]:
 
 
 def locate(folder: Path) -> list[Path]:
-    """The folders with scores at or below one, without those that were set aside as stale."""
+    """The folders with scores at or below a folder, except those that were set aside as stale."""
     found = sorted(path.parent for path in folder.glob("**/scores/manifest.json") if ".stale-" not in str(path))
     if (folder / "manifest.json").is_file() and (folder / "scores.jsonl").is_file():
         found.append(folder)
@@ -113,13 +191,15 @@ def locate(folder: Path) -> list[Path]:
 
 def _require_comparable(policies: Sequence[Scores]) -> None:
     """Refuse two policies of the same method, budget and seed, and policies of other prompts, seeds or rewards."""
-    first, seen = policies[0], dict[Any, Scores]()
+    seen: dict[Any, Scores] = {}
+    first = policies[0]
     for policy in policies:
         if policy.key in seen:
-            other = seen[policy.key].folder
-            raise RecastError(f"{policy.folder} and {other} are both {policy.method} with the same budget and seed")
+            both = f"{policy.folder} and {seen[policy.key].folder}"
+            raise RecastError(f"{both} are both {policy.method} with the same budget and seed: name only one of them")
         seen[policy.key] = policy
+        both = f"{policy.folder} and {first.folder}"
         if policy.prompts_and_seeds != first.prompts_and_seeds:
-            raise RecastError(f"{policy.folder} and {first.folder} were evaluated on other prompts or seeds")
+            raise RecastError(f"{both} were evaluated on different prompts or seeds: evaluate both by one recipe")
         if (policy.trained, policy.held_out) != (first.trained, first.held_out):
-            raise RecastError(f"{policy.folder} and {first.folder} were scored by other rewards")
+            raise RecastError(f"{both} were scored by different rewards: evaluate both by one recipe")

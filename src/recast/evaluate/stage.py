@@ -1,8 +1,8 @@
-"""`recast evaluate`: the same prompts and seeds for every policy, all rewards on the same images, one row an image.
+"""`recast evaluate`: the same prompts and seeds for every policy, and all rewards on the same images.
 
-RUN/scores holds images/ (PNG), parts/ (scores of a few images each, kept as soon as they are there) and, once all is
-done, scores.jsonl. Everything is made once: a run that is killed goes on where it was, and a judge that is added
-later scores the images that are there.
+RUN/scores contains images/ (PNG), parts/ (the scores of a few images each, written as soon as they are known) and,
+once everything is done, scores.jsonl with one row per image. Nothing is made twice: a killed run resumes, and a
+held-out reward that is added later scores the existing images.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from recast.flow.generate import TILE, generate
 from recast.progress import Progress
 from recast.rewards import base
 
-PART_FORMAT = "recast.scores.part"
+__all__ = ["PART", "check_stale", "complete", "evaluate"]
+
 PART = 64
-"""Images whose scores are kept in one file."""
+"""Images whose scores one file in parts/ holds."""
+_PART_FORMAT = "recast.scores.part"
 
 
 @dataclass(frozen=True)
-class Image:
-    """One image to be made and scored: its number, prompt with metadata, and seed."""
+class _Image:
+    """One image to make and score: its number, its prompt with metadata, and its seed."""
 
     index: int
     row: Mapping[str, Any]
@@ -44,22 +46,44 @@ class Image:
 
     @property
     def file(self) -> str:
-        """Where it is, below RUN/scores."""
+        """Its path relative to RUN/scores."""
         return f"images/{self.index:05d}.png"
 
 
 def evaluate(recipe: Recipe, out: Path, lora: Path | None, progress: Progress) -> Path | None:
-    """RUN/scores/scores.jsonl of an adapter, or of the base where there is none.
+    """Make and score the images of a policy; the path of RUN/scores/scores.jsonl.
 
-    Every process of a launcher calls it; the first returns the file, the others None.
+    Every process of a launcher must call it; the first one returns the path, the others None.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The policy, the rewards and the section `evaluate`.
+    out : Path
+        RUN.
+    lora : Path or None
+        The folder of an adapter; None evaluates the untrained base.
+    progress : Progress
+        Wraps the loops over images and rewards.
+
+    Returns
+    -------
+    Path or None
+        scores.jsonl with one row per image.
+
+    Raises
+    ------
+    RecastError
+        If the recipe has no images or rewards, or the adapter is missing; StaleError if RUN/scores contains images
+        that were made with other settings.
     """
     _check(recipe, lora)
-    planned = images_of(recipe)
+    planned = _images_of(recipe)
     folder = out / "scores"
     if processes.RANK == 0:
         _claim(folder, recipe, lora)
     processes.wait()
-    parts = [planned[start : start + PART] for start in range(0, len(planned), PART)]
+    parts = _parts(planned)
     mine = parts[processes.RANK :: processes.COUNT]
     _draw(recipe, lora, folder, [image for part in mine for image in part], progress)
     _score(recipe, folder, mine, progress)
@@ -67,63 +91,70 @@ def evaluate(recipe: Recipe, out: Path, lora: Path | None, progress: Progress) -
     return _collect(recipe, folder, parts) if processes.RANK == 0 else None
 
 
-def images_of(recipe: Recipe) -> list[Image]:
-    """Every image: the prompts in their order, then again for each repeat; seed + number, whatever the policy."""
+def _images_of(recipe: Recipe) -> list[_Image]:
+    """Every image: the prompts in order, once per repeat; the seed is the first one plus the number of the image."""
     settings = recipe.evaluate
     rows = prompts.load(settings.prompts, settings.count) * settings.repeats
-    return [Image(k, row, settings.seed + k) for k, row in enumerate(rows)]
+    return [_Image(k, row, settings.seed + k) for k, row in enumerate(rows)]
 
 
-def reward_options(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Options of every reward that scores: the trained ones, then the held-out ones."""
+def _parts(planned: Sequence[_Image]) -> list[Sequence[_Image]]:
+    """The images in groups whose scores share a file."""
+    return [planned[start : start + PART] for start in range(0, len(planned), PART)]
+
+
+def _reward_options(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """The options of every reward that scores the images: the trained ones, then the held-out ones."""
     return {name: options or {} for name, options in {**recipe.rewards, **recipe.evaluate.held_out}.items()}
 
 
 def _check(recipe: Recipe, lora: Path | None) -> None:
-    """What can be known before anything is loaded."""
+    """Raise on settings that cannot work, before anything is loaded."""
     if recipe.world.kind != "images":
-        raise RecastError(f"evaluation needs a policy that makes images, and world.kind = {recipe.world.kind} has none")
-    if not reward_options(recipe):
-        raise RecastError("the recipe names no reward: put at least one under rewards or evaluate.held_out")
-    for name in reward_options(recipe):
+        raise RecastError(f"evaluation needs world.kind = images, not {recipe.world.kind}: only images can be scored")
+    if not _reward_options(recipe):
+        raise RecastError("the recipe has no reward: add at least one under rewards or evaluate.held_out")
+    for name in _reward_options(recipe):
         base.find(name)
     if lora is not None and not (lora / adapters.FILE).is_file():
-        raise RecastError(f"{lora} has no adapter: train first, name one by --lora, or evaluate the base by --base")
+        raise RecastError(
+            f"{lora} contains no adapter: train first, name one with --lora, or evaluate the base with --base"
+        )
 
 
 def check_stale(recipe: Recipe, folder: Path, lora: Path | None) -> dict[str, Any]:
-    """The settings that decide the images; a folder that holds images of others is refused."""
-    planned = images_of(recipe)
+    """The settings that decide the images; StaleError if the folder contains images made with others."""
+    planned = _images_of(recipe)
     rows = [dict(image.row) for image in planned[: len(planned) // recipe.evaluate.repeats]]
     settings, path = identity.evaluation(recipe, lora, rows), folder / "manifest.json"
     if path.exists():
         known = artifact.mapping(artifact.read(path, FORMAT), "settings", path)
-        identity.require_same(known, settings, f"{folder} holds images made")
+        identity.require_same(known, settings, f"{folder} contains images made")
     return settings
 
 
 def complete(recipe: Recipe, folder: Path) -> bool:
-    """Whether every image has its row, with the scores of all rewards by their present options."""
-    planned, options = images_of(recipe), reward_options(recipe)
-    parts = [planned[start : start + PART] for start in range(0, len(planned), PART)]
+    """Whether every image has been scored by all rewards with their present options."""
+    planned, options = _images_of(recipe), _reward_options(recipe)
+    parts = _parts(planned)
     known = all(_known(folder, name, options[name], part) is not None for name in options for part in parts)
     return known and (folder / "scores.jsonl").is_file()
 
 
 def _claim(folder: Path, recipe: Recipe, lora: Path | None) -> None:
-    """Write what the folder is for; images of other settings are never mixed in."""
+    """Record the settings of the folder in its manifest, so that images of other settings are never mixed in."""
     settings = check_stale(recipe, folder, lora)
     method = "base" if lora is None else recipe.weigh.method
     run = {"method": method, "budget": recipe.budget, "seed": recipe.train.seed}
-    held_out = [name for name in reward_options(recipe) if name not in recipe.rewards]
+    held_out = [name for name in _reward_options(recipe) if name not in recipe.rewards]
     fields = {"settings": settings, "run": run, "trained": list(recipe.rewards), "held_out": held_out}
     artifact.write(folder / "manifest.json", FORMAT, fields)
     for name in ("images", "parts"):
         (folder / name).mkdir(exist_ok=True)
 
 
-def _draw(recipe: Recipe, lora: Path | None, folder: Path, planned: Sequence[Image], progress: Progress) -> None:
-    """Make the images that are missing."""
+def _draw(recipe: Recipe, lora: Path | None, folder: Path, planned: Sequence[_Image], progress: Progress) -> None:
+    """Make the missing images."""
     missing = [image for image in planned if not (folder / image.file).is_file()]
     if not missing:
         return
@@ -141,9 +172,9 @@ def _draw(recipe: Recipe, lora: Path | None, folder: Path, planned: Sequence[Ima
             artifact.write_bytes(folder / image.file, images.to_png(pixels))
 
 
-def _score(recipe: Recipe, folder: Path, parts: Sequence[Sequence[Image]], progress: Progress) -> None:
-    """Score what is missing, reward by reward: one model at a time in memory, and each part kept at once."""
-    options = reward_options(recipe)
+def _score(recipe: Recipe, folder: Path, parts: Sequence[Sequence[_Image]], progress: Progress) -> None:
+    """Compute the missing scores reward by reward: one model is in memory, and every part is written at once."""
+    options = _reward_options(recipe)
     todo = [(name, part) for name in options for part in parts if not _known(folder, name, options[name], part)]
     loaded: tuple[str, base.Reward] | None = None
     for name, part in progress(todo, "scoring", len(todo)):
@@ -153,37 +184,37 @@ def _score(recipe: Recipe, folder: Path, parts: Sequence[Sequence[Image]], progr
         texts = [row["prompt"] for row in rows]
         values = base.score({name: loaded[1]}, _read(folder, part), texts, rows)[0]
         fields = {"reward": name, "options": options[name], "scores": values}
-        artifact.write(_path(folder, name, part), PART_FORMAT, fields)
+        artifact.write(_path(folder, name, part), _PART_FORMAT, fields)
 
 
-def _path(folder: Path, name: str, part: Sequence[Image]) -> Path:
-    """A part's scores by one reward; the name is hashed, since a reward of one's own has a colon in it."""
+def _path(folder: Path, name: str, part: Sequence[_Image]) -> Path:
+    """The file of a part's scores by one reward; its name is hashed because a custom reward's contains a colon."""
     short = hashlib.sha256(name.encode()).hexdigest()[:8]
     return folder / "parts" / f"{part[0].index:05d}-{short}.json"
 
 
-def _known(folder: Path, name: str, options: Mapping[str, Any], part: Sequence[Image]) -> list[float] | None:
-    """Scores that were kept, unless the reward had other options or there were fewer images."""
+def _known(folder: Path, name: str, options: Mapping[str, Any], part: Sequence[_Image]) -> list[float] | None:
+    """The scores in a part's file; None if there is no file, or the options or the number of images differ."""
     path = _path(folder, name, part)
     if not path.exists():
         return None
-    found = artifact.read(path, PART_FORMAT)
+    found = artifact.read(path, _PART_FORMAT)
     scores = list(artifact.field(found, "scores", path))
     same = identity.current_options(name, artifact.mapping(found, "options", path)) == artifact.plain(options)
     return scores if same and len(scores) == len(part) else None
 
 
-def _read(folder: Path, part: Sequence[Image]) -> Tensor:
-    """Images as they are on disk, so that scores do not depend on when they were made."""
+def _read(folder: Path, part: Sequence[_Image]) -> Tensor:
+    """Images as stored on disk, so that scores do not depend on when the images were made."""
     contents = {image.file: (folder / image.file).read_bytes() for image in part}
-    remedy = "(remove it to have it made again)"
+    remedy = "(remove it and run recast evaluate again)"
     sides = [images.inspect(content, 1, f"{folder / file} {remedy}")[1] for file, content in contents.items()]
     return torch.from_numpy(np.stack([images.to_array(content, sides[0]) for content in contents.values()]))
 
 
-def _collect(recipe: Recipe, folder: Path, parts: Sequence[Sequence[Image]]) -> Path:
-    """One row an image with all its scores, in order."""
-    options, lines = reward_options(recipe), []
+def _collect(recipe: Recipe, folder: Path, parts: Sequence[Sequence[_Image]]) -> Path:
+    """Write one row per image with all its scores, in order."""
+    options, lines = _reward_options(recipe), []
     for part in parts:
         columns = {name: _known(folder, name, options[name], part) or [] for name in options}
         for k, image in enumerate(part):

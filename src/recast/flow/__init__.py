@@ -1,1 +1,3 @@
 """Policies and samplers, on torch."""
+
+__all__: list[str] = []

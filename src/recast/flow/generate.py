@@ -1,4 +1,4 @@
-"""Images of a policy for a list of prompts, each from its own seed."""
+"""Images of a policy for a list of prompts, with one seed per image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recast.flow.policy import Policy, Velocity, conditioned
 __all__ = ["TILE", "batched", "generate", "start_noise"]
 
 TILE = 16
-"""Rows of a velocity call come in multiples of this, so that a row's bits do not depend on how a batch is split."""
+"""Velocity calls have a multiple of this many rows, so that a row's bits do not depend on how a batch is split."""
 
 
 @torch.no_grad()
@@ -27,17 +27,43 @@ def generate(
     method: sampling.Method = "dpm2",
     batch: int = 64,
 ) -> Tensor:
-    """Images (B, 3, H, W) in [0, 1] on the CPU, one a prompt and seed, along the flow ODE.
+    """Images (B, 3, H, W) in [0, 1] on the CPU, one per prompt and seed, along the flow ODE.
 
-    The start noise of an image is that of its seed alone, as in diffusers with one generator an image.
+    Parameters
+    ----------
+    policy : Policy
+        The model.
+    prompts : sequence of str
+        B prompts.
+    seeds : sequence of int
+        B seeds. The initial noise of an image depends on its seed only, as in diffusers with one generator per image.
+    steps : int
+        T.
+    method : {"dpm2", "euler"}, default "dpm2"
+        Sampler; see `recast.flow.sampling.sample`.
+    batch : int, default 64
+        Number of images sampled together.
+
+    Raises
+    ------
+    RecastError
+        If there are no prompts, not as many seeds, or the method is stochastic.
+
+    Examples
+    --------
+    >>> from recast import config
+    >>> from recast.flow import sd3
+    >>> policy = sd3.load(config.policy(model="shapes"))
+    >>> tuple(generate(policy, ["a red circle", "a blue square"], [0, 1], steps=2).shape)
+    (2, 3, 64, 64)
     """
     if isinstance(prompts, str) or not prompts:
-        raise RecastError(f"prompts are a list of at least one, not {prompts!r}")
+        raise RecastError(f"prompts must be a list of at least one prompt, not {prompts!r}")
     if len(prompts) != len(seeds):
         raise RecastError(f"{len(prompts)} prompts need as many seeds, not {len(seeds)}")
     if method not in sampling.DETERMINISTIC:
         raise RecastError(
-            f"images are made along the flow ODE, by {' or '.join(sampling.DETERMINISTIC)}, not {method!r}"
+            f"images are sampled along the flow ODE, by {' or '.join(sampling.DETERMINISTIC)}, not {method!r}"
         )
     sigmas = policy.sigmas(steps)
     images = []
@@ -50,7 +76,7 @@ def generate(
 
 
 def start_noise(shape: Sequence[int], seeds: Sequence[int]) -> Tensor:
-    """Gaussian noise (B, *shape) on the CPU, every row from its own seed.
+    """Gaussian noise (B, *shape) on the CPU, each row from its own seed.
 
     >>> start_noise((2,), [7, 7, 8])[0].equal(start_noise((2,), [8, 7])[1])
     True
@@ -60,7 +86,7 @@ def start_noise(shape: Sequence[int], seeds: Sequence[int]) -> Tensor:
 
 
 def batched(velocity: Velocity, size: int) -> Velocity:
-    """The same velocity, at most `size` rows at a time, each call padded to a multiple of `TILE` rows."""
+    """The same velocity, called with at most `size` rows, padded to a multiple of `TILE` rows."""
 
     def call(x: Tensor, sigma: float) -> Tensor:
         found = []

@@ -1,4 +1,4 @@
-"""LoRA adapters on SD3's joint attention: the policy in training, the old one beside it, and the bare base."""
+"""LoRA adapters on SD3's joint attention: the trained policy, the old policy, and the base without adapters."""
 
 from __future__ import annotations
 
@@ -24,36 +24,72 @@ from torch.nn import Parameter
 from recast.errors import RecastError
 from recast.flow.sharded import like, whole
 
+__all__ = ["FILE", "PROJECTIONS", "Adapters", "Who"]
+
 PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-"""The projections of a joint block's attention that are adapted (App. E.2); `attn2` is left alone."""
-TARGET = rf"transformer_blocks\.\d+\.attn\.({'|'.join(map(re.escape, PROJECTIONS))})"
+"""The projections of a joint block's attention that have adapters (App. E.2); `attn2` has none."""
+_TARGET = rf"transformer_blocks\.\d+\.attn\.({'|'.join(map(re.escape, PROJECTIONS))})"
 FILE = "pytorch_lora_weights.safetensors"
-"""The name under which plain diffusers looks for adapters."""
+"""The file name under which diffusers looks for adapters."""
 Who = Literal["default", "old", "base"]
+"""The trained adapter, the old policy's adapter, or the base without adapters."""
 
 
 class Adapters:
-    """Two adapters in one transformer, `default` (trained) and `old`, and a switch between them and the base.
+    """Two adapters in one transformer, `default` (trained) and `old`, with a switch between them and the base.
 
-    Both start alike: A Gaussian with standard deviation 1/rank, B zero, so all three give the base's
-    velocity. They are float32 whatever the base is. Only `default` ever requires gradients, whichever is
-    in use. A newly made instance uses `default`.
+    Both start equal, A Gaussian with standard deviation 1/rank and B zero, so that all three have the base's
+    velocity. They are float32 for any dtype of the base. Only `default` requires gradients, whichever is in use.
+    A new instance uses `default`.
+
+    Parameters
+    ----------
+    transformer : SD3Transformer2DModel
+        The base; its parameters are frozen.
+    rank : int, default 32
+        Rank of the adapters.
+    alpha : int, default 64
+        Their scale is alpha / rank.
+    seed : int, default 0
+        Seed of the initial parameters; the global generators are not changed.
+
+    Raises
+    ------
+    RecastError
+        If the rank or alpha is not positive, or the transformer already has adapters.
+
+    Attributes
+    ----------
+    parameters, old_parameters : list of Parameter
+        Parameters of `default` and of `old`, in the same order.
+
+    Examples
+    --------
+    >>> from recast import config
+    >>> from recast.flow import sd3
+    >>> policy = sd3.load(config.policy(model="shapes"))
+    >>> adapters = Adapters(policy.pipe.transformer, rank=4, alpha=8)
+    >>> with adapters.using("old"):
+    ...     adapters.active
+    'old'
+    >>> adapters.active, len(adapters.parameters)
+    ('default', 62)
     """
 
     def __init__(self, transformer: Any, rank: int = 32, alpha: int = 64, seed: int = 0) -> None:
         if rank < 1 or alpha <= 0:
-            raise RecastError(f"LoRA needs a rank and an alpha above 0, not {rank} and {alpha}")
+            raise RecastError(f"the rank and alpha of LoRA must be above 0, not {rank} and {alpha}")
         if getattr(transformer, "peft_config", None):
-            raise RecastError(f"the transformer has adapters already: {', '.join(transformer.peft_config)}")
+            raise RecastError(f"the transformer already has adapters: {', '.join(transformer.peft_config)}")
         self.transformer = transformer.requires_grad_(False)
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # the second adapter is meant
-            torch.default_generator.manual_seed(seed)  # not torch.manual_seed: that would reseed the GPUs too
+            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # the second adapter is intended
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
             for name in ("default", "old"):
-                config = LoraConfig(r=rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=TARGET)
+                config = LoraConfig(r=rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=_TARGET)
                 transformer.add_adapter(config, name)
         self._layers = [module for module in transformer.modules() if isinstance(module, LoraLayer)]
-        for layer in self._layers:  # in bfloat16 small steps, and the old policy's average, would round to nothing
+        for layer in self._layers:  # in bfloat16 small updates, and the old policy's average, would be rounded away
             for part in (layer.lora_A, layer.lora_B):
                 part.float()
         self.collect()
@@ -61,28 +97,28 @@ class Adapters:
         self.use("default")
 
     def collect(self) -> None:
-        """Look the parameters up again: FSDP puts others in their place when it shards a model."""
+        """Collect the parameters again, because FSDP replaces them when it shards a model."""
         self.parameters, self.old_parameters = self._of("default"), self._of("old")
 
     def _of(self, name: str) -> list[Parameter]:
-        """An adapter's parameters, A then B of every layer, in the model's order."""
+        """Parameters of an adapter, A and B of each layer, in the order of the model."""
         return [part[name].weight for layer in self._layers for part in (layer.lora_A, layer.lora_B)]
 
     @property
     def active(self) -> Who:
-        """Which of the three the transformer is now."""
+        """Which of the three is in use."""
         first = self._layers[0]
         return "base" if first.disable_adapters else first.active_adapters[0]
 
     def use(self, who: Who) -> None:
-        """Make the transformer the trained policy, the old one, or the base."""
+        """Switch to the trained adapter, the old one, or the base."""
         if who not in get_args(Who):
             raise RecastError(f"unknown adapter {who!r}: choose one of {', '.join(get_args(Who))}")
         for layer in self._layers:
             if who != "base":
                 layer.set_adapter(who)
             layer.enable_adapters(who != "base")
-        # peft moves `requires_grad` along with the active adapter; a switch here must not touch training.
+        # peft sets `requires_grad` for the active adapter; a switch must not affect training.
         for parameter in self.old_parameters:
             parameter.requires_grad_(False)
         for parameter in self.parameters:
@@ -90,7 +126,7 @@ class Adapters:
 
     @contextmanager
     def using(self, who: Who) -> Iterator[None]:
-        """Use another adapter inside a `with` block."""
+        """Switch for the duration of a `with` block."""
         before = self.active
         self.use(who)
         try:
@@ -100,28 +136,42 @@ class Adapters:
 
     @torch.no_grad()
     def update_old(self, decay: float = 0.0) -> None:
-        """old ← decay · old + (1 − decay) · default; with decay 0 an exact copy."""
+        """old ← decay · old + (1 − decay) · default; an exact copy for decay 0."""
         if not 0 <= decay <= 1:
             raise RecastError(f"the decay of the old policy must lie in [0, 1], not {decay}")
         for old, new in zip(self.old_parameters, self.parameters, strict=True):
             old.copy_(new) if decay == 0 else old.lerp_(new, 1 - decay)
 
     def save(self, folder: str | Path, who: Literal["default", "old"] = "default", write: bool = True) -> Path:
-        """Write an adapter where `pipe.load_lora_weights(folder)` of plain diffusers finds it, atomically.
+        """Write an adapter, atomically, to a file that `pipe.load_lora_weights(folder)` of diffusers reads.
 
-        Alpha goes into the file's metadata; without it diffusers would take alpha = rank, half the effect. Diffusers
-        gives the same image to the last bit in float32; in a bfloat16 pipeline it rounds the file's float32. Where the
-        adapter is spread over processes all of them call this, one with `write`.
+        Alpha is stored in the file's metadata; without it diffusers assumes alpha = rank, which halves the effect of
+        the defaults. In a float32 pipeline diffusers produces bit-identical images; in a bfloat16 pipeline it rounds
+        the float32 tensors of the file.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Created if necessary.
+        who : {"default", "old"}, default "default"
+            Which adapter.
+        write : bool, default True
+            Whether this process writes the file. If the adapter is sharded, all processes call this, one with `write`.
+
+        Returns
+        -------
+        Path
+            The file.
         """
         if who not in ("default", "old"):
-            raise RecastError(f"there is no adapter {who!r} to save: choose default or old")
+            raise RecastError(f"unknown adapter {who!r} to save: choose default or old")
         folder = Path(folder)
         settings = {f"transformer.{key}": value for key, value in self.transformer.peft_config[who].to_dict().items()}
         found = get_peft_model_state_dict(self.transformer, adapter_name=who)
         state = {f"transformer.{key}": whole(tensor).contiguous() for key, tensor in found.items()}
         if not write:
             return folder / FILE
-        # Not `save_lora_weights`: with a second key of metadata, safetensors writes the two in random order.
+        # `save_lora_weights` adds a second metadata key, and safetensors writes the two in random order.
         metadata = {LORA_ADAPTER_METADATA_KEY: json.dumps(settings, indent=2, sort_keys=True, default=sorted)}
         temporary = folder / f".{FILE}.{os.getpid()}.tmp"
         try:
@@ -135,16 +185,16 @@ class Adapters:
             raise RecastError(f"{folder}: the adapter cannot be written: {reason}") from error
 
     def load(self, folder: str | Path, who: Literal["default", "old"] = "default") -> None:
-        """Read an adapter back into this transformer; its modules, rank and alpha must be the same."""
+        """Read an adapter that `save` wrote; its modules, rank and alpha must be those of this transformer."""
         path = Path(folder) / FILE
         if not path.is_file():
-            raise RecastError(f"{path}: there is no such adapter file")
+            raise RecastError(f"{path}: the adapter file does not exist")
         try:
             state, metadata = StableDiffusion3Pipeline.lora_state_dict(
                 folder, weight_name=FILE, return_lora_metadata=True, local_files_only=True
             )
         except (OSError, SafetensorError, ValueError) as error:
-            raise RecastError(f"{path}: not a readable adapter file: {error}") from error
+            raise RecastError(f"{path}: the adapter file cannot be read: {error}") from error
         mine = self.transformer.peft_config[who]
         for key, value in (("r", mine.r), ("lora_alpha", mine.lora_alpha)):
             found = (metadata or {}).get(f"transformer.{key}")
@@ -156,6 +206,8 @@ class Adapters:
         shapes, wanted = ({k: v.shape for k, v in each.items()} for each in (state, expected))
         if shapes != wanted:
             odd = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
-            raise RecastError(f"{path}: made for another transformer: {len(odd)} tensors differ, the first {odd[0]}")
+            raise RecastError(
+                f"{path}: the adapter is for another transformer: {len(odd)} tensors differ, the first is {odd[0]}"
+            )
         state = {name: like(tensor, expected[name]) for name, tensor in state.items()}
         set_peft_model_state_dict(self.transformer, state, adapter_name=who)

@@ -1,6 +1,6 @@
-"""An exact world: a Gaussian-mixture policy and rewards whose gain curves are known.
+"""The exact world: a Gaussian-mixture policy, and rewards whose gain curves are known.
 
-Every quantity the estimator approximates by rollouts has a closed form here: the velocity, the
+Every quantity that the estimator approximates by rollouts has a closed form here: the velocity, the
 conditional reward μ_{i,t}(x_t), the positive policy π_i⁺ and, for one component, D_{i,t} itself.
 """
 
@@ -14,13 +14,34 @@ from torch import Tensor
 
 from recast.errors import RecastError
 
+__all__ = ["GaussianMixture", "TiltReward", "gaussian_divergence", "score_all"]
+
 
 @dataclass(frozen=True)
 class GaussianMixture:
     """π(x_0) = Σ_k weights_k N(means_k, diag(variances_k)): a policy with an exact velocity.
 
-    Shapes: `weights (k,)`, `means (k, d)`, `variances (k, d)`. Instances are callable as
-    `recast.flow.policy.Velocity`.
+    An instance is a `recast.flow.policy.Velocity`.
+
+    Parameters
+    ----------
+    weights : Tensor, shape (k,)
+        Weights of the modes, positive; normalized where probabilities are needed.
+    means, variances : Tensor, shape (k, d)
+        Means, and diagonals of the covariances.
+
+    Raises
+    ------
+    RecastError
+        If the shapes disagree, or a weight or variance is not positive.
+
+    Examples
+    --------
+    >>> from recast.flow import sampling
+    >>> policy = GaussianMixture(torch.tensor([0.5, 0.5]), torch.tensor([[-2.0], [2.0]]), torch.full((2, 1), 0.01))
+    >>> ends = sampling.sample(policy, torch.tensor([[-1.0], [1.0]]), torch.linspace(0, 1, 26).tolist())
+    >>> ends.round(decimals=1).tolist()
+    [[-2.0], [2.0]]
     """
 
     weights: Tensor
@@ -37,7 +58,7 @@ class GaussianMixture:
             raise RecastError("a mixture's weights and variances must all be positive")
 
     def __call__(self, x: Tensor, sigma: float) -> Tensor:
-        """Velocity v = E[ε | x_σ] − E[x_0 | x_σ]; written so that σ = 0 needs no division by it."""
+        """Velocity v = E[ε | x_σ] − E[x_0 | x_σ] in the shape of `x` (B, d), without a division by σ."""
         alpha = 1 - sigma
         slope = (sigma - alpha * self.variances) / (alpha**2 * self.variances + sigma**2)
         modes = self.responsibilities(x, sigma)
@@ -50,7 +71,10 @@ class GaussianMixture:
         return (self.weights.log() - 0.5 * (distance + spread.log().sum(-1))).softmax(-1)
 
     def posterior(self, sigma: float) -> tuple[Tensor, Tensor, Tensor]:
-        """x_0 given x_σ = x and its mode k is N(slope_k x + intercept_k, variances_k), each (k, d)."""
+        """Slopes, intercepts and variances, each (k, d), of the law N(slope_k x + intercept_k, variances_k) of x_0.
+
+        It is conditional on x_σ = x and the mode k.
+        """
         spread = (1 - sigma) ** 2 * self.variances + sigma**2
         slope = (1 - sigma) * self.variances / spread
         return slope, self.means * (1 - (1 - sigma) * slope), self.variances * sigma**2 / spread
@@ -77,9 +101,27 @@ class GaussianMixture:
 class TiltReward:
     """r(x_0) = Σ_k values_k · P(mode k | x_0) · exp(−½ Σ_d precisions_kd (x_d − centers_kd)²).
 
-    One family for the three kinds of reward: precisions of zero give a mode-level reward, equal
-    values a Gaussian bump (fine detail), anything between is mixed. It lies in [0, max(values)], its
-    conditional mean under the policy is exact at every σ, and π⁺ ∝ r·π is a mixture again.
+    Precisions of zero give a mode-level reward, equal values a Gaussian bump (fine detail), and other choices a
+    mixed one. The reward lies in [0, max(values)], its conditional mean under the policy is exact at every σ, and
+    π⁺ ∝ r·π is again a mixture.
+
+    Parameters
+    ----------
+    policy : GaussianMixture
+        π, with k modes in d dimensions.
+    values : Tensor, shape (k,)
+        Value of each mode, non-negative.
+    centers, precisions : Tensor, shape (k, d)
+        Center and precisions of each mode's bump.
+
+    Examples
+    --------
+    >>> policy = GaussianMixture(torch.tensor([0.5, 0.5]), torch.tensor([[-2.0], [2.0]]), torch.full((2, 1), 0.01))
+    >>> reward = TiltReward(policy, torch.tensor([0.0, 1.0]), policy.means, torch.zeros(2, 1))
+    >>> reward(torch.tensor([[-2.0], [2.0]])).round(decimals=3).tolist()
+    [0.0, 1.0]
+    >>> reward.conditional(torch.tensor([[0.0]]), sigma=0.5).round(decimals=3).tolist()
+    [0.5]
     """
 
     policy: GaussianMixture
@@ -129,10 +171,12 @@ def score_all(rewards: list[TiltReward]) -> Callable[[Tensor], Tensor]:
 def gaussian_divergence(reward: TiltReward, sigmas: list[float], alpha: float) -> Tensor:
     """D_{i,t} = D_α(π_{i,t}⁺ ‖ π_t) in closed form for a policy of one Gaussian, shape (T+1,).
 
-    The Rényi divergence of two diagonal Gaussians; at α = 1 its limit, the KL divergence.
+    This is the Rényi divergence of two diagonal Gaussians; at α = 1 it is the KL divergence.
     """
     if reward.policy.weights.numel() != 1:
-        raise RecastError(f"the closed form holds for one Gaussian, not for {reward.policy.weights.numel()} modes")
+        raise RecastError(
+            f"the closed form needs a policy of one Gaussian, not of {reward.policy.weights.numel()} modes"
+        )
     levels = []
     for sigma in sigmas:
         tilted, base = reward.positive().diffused(sigma), reward.policy.diffused(sigma)

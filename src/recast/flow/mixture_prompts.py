@@ -13,9 +13,11 @@ from torch import Tensor
 from recast.config import MIXTURE_REWARDS
 from recast.flow.mixture import GaussianMixture, TiltReward
 
+__all__ = ["REWARDS", "MixturePrompt", "exact_mu", "mixture_prompt"]
+
 REWARDS = MIXTURE_REWARDS
-_DETAIL = 4  # coordinates that fine detail lives in
-_POOR = 0.1  # value of the modes that the prompt does not ask for
+_DETAIL = 4  # number of coordinates with fine detail
+_POOR = 0.1  # value of the modes that are wrong for the prompt
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,11 @@ class MixturePrompt:
 
 
 def mixture_prompt(dimension: int, modes: int, seed: int) -> MixturePrompt:
-    """A seeded mixture: unit-scale modes of width 0.1 to 0.4, a third of them the right ones.
+    """A seeded mixture: unit-scale modes of width 0.1 to 0.4, of which a third are right for the prompt.
 
-    `mode` asks for the right modes only, known at the noisy end; `fine` for a place inside whichever
-    mode, in the first few coordinates, known at the clean end; `mixed` for some of both. The proposal
-    is stronger than the policy at both and perfect at neither, like an external generator.
+    The reward `mode` depends on the mode only, which is decided at the noisy end; `fine` on the position inside any
+    mode, in the first few coordinates, which is decided at the clean end; `mixed` on both. The proposal is stronger
+    than the policy in both respects and perfect in neither, like an external generator.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -59,7 +61,7 @@ def mixture_prompt(dimension: int, modes: int, seed: int) -> MixturePrompt:
 def exact_mu(
     prompt: MixturePrompt, clean: Tensor, sigmas: Sequence[float], noisings: int, seed: int
 ) -> NDArray[np.float64]:
-    """Exact conditional rewards (m, T+1, N·noisings) at noised proposals: what rollouts estimate."""
+    """Exact conditional rewards (m, T+1, N·noisings) at noised proposals, which rollouts estimate."""
     generator = torch.Generator().manual_seed(seed)
     levels = []
     for sigma in sigmas:

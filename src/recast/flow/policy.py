@@ -1,4 +1,4 @@
-"""What a policy is: prompts to conditions, a velocity, and the way between latents and images."""
+"""The interface of a policy: prompt encoding, a velocity field, and conversion between latents and images."""
 
 from __future__ import annotations
 
@@ -10,13 +10,25 @@ from torch import Tensor
 
 from recast.errors import RecastError
 
+__all__ = ["Condition", "Policy", "Velocity", "conditioned"]
+
 
 class Velocity(Protocol):
-    """A rectified-flow velocity field, already conditioned on its prompt.
+    """A rectified-flow velocity field that is already conditioned on its prompt.
 
-    Called with a batch `x` of any shape `(B, ...)` and one noise level `sigma` in [0, 1] for the
-    whole batch; returns v = E[ε − x_0 | x_σ = x] in the shape of `x` (Eq. fm-loss). The batch may be
-    of any size and order, and each row's answer depends on that row alone.
+    It is called with a batch `x` (B, ...) and one noise level `sigma` in [0, 1] for the whole batch, and returns
+    v = E[ε − x_0 | x_σ = x] in the shape of `x` (Eq. fm-loss). Each row of the result depends on that row of `x` only.
+
+    Examples
+    --------
+    Data concentrated at 0 have x_σ = σ ε, so v = x / σ, and the flow leads to 0:
+
+    >>> import torch
+    >>> from recast.flow import sampling
+    >>> def velocity(x, sigma):
+    ...     return x / sigma
+    >>> sampling.sample(velocity, torch.ones(2, 3), [0.0, 0.5, 1.0]).abs().max().item()
+    0.0
     """
 
     def __call__(self, x: Tensor, sigma: float) -> Tensor:
@@ -26,9 +38,25 @@ class Velocity(Protocol):
 
 @dataclass(frozen=True)
 class Condition:
-    """Prompts as the model reads them: `embeds` (n, tokens, d) and `pooled` (n, p), one row a prompt.
+    """Encoded prompts, one row per prompt.
 
-    `empty_embeds` and `empty_pooled` (1, ...) stand for the empty prompt and are there when `guidance` is above 1.
+    Parameters
+    ----------
+    embeds : Tensor, shape (n, tokens, d)
+        Token embeddings.
+    pooled : Tensor, shape (n, p)
+        Pooled embeddings.
+    guidance : float, default 1.0
+        Scale of classifier-free guidance; 1 is none.
+    empty_embeds, empty_pooled : Tensor, shape (1, tokens, d) and (1, p), optional
+        Embeddings of the empty prompt, needed for guidance above 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> condition = Condition(torch.zeros(2, 5, 8), torch.zeros(2, 4))
+    >>> len(condition), len(condition.rows([0, 0, 1])), len(condition.rows([1]).expand(6))
+    (2, 3, 6)
     """
 
     embeds: Tensor
@@ -41,22 +69,36 @@ class Condition:
         return len(self.embeds)
 
     def rows(self, index: Tensor | slice | list[int]) -> Condition:
-        """The condition of some of the prompts, in the order of `index`; repeats are allowed."""
+        """The condition of the prompts at `index`, which may repeat."""
         return replace(self, embeds=self.embeds[index], pooled=self.pooled[index])
 
     def expand(self, count: int) -> Condition:
-        """One row per sample: a single prompt serves any number of samples, several serve one each."""
+        """One row per sample: a single prompt is repeated, several must be `count`."""
         if len(self) == count:
             return self
         if len(self) != 1:
             raise RecastError(
-                f"{count} samples cannot be conditioned on {len(self)} prompts: give one, or one a sample"
+                f"{count} samples cannot be conditioned on {len(self)} prompts: give one prompt, or one per sample"
             )
         return replace(self, embeds=self.embeds.expand(count, -1, -1), pooled=self.pooled.expand(count, -1))
 
 
 class Policy(Protocol):
-    """A text-to-image model with a rectified-flow velocity."""
+    """A text-to-image model with a rectified-flow velocity.
+
+    `recast.flow.sd3.SD3Policy` is the implementation for Stable Diffusion 3.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from recast import config
+    >>> from recast.flow import sd3
+    >>> policy = sd3.load(config.policy(model="shapes"))
+    >>> policy.latent_shape, [round(sigma, 3) for sigma in policy.sigmas(2)]
+    ((40, 4, 4), [0.0, 0.009, 1.0])
+    >>> tuple(policy.decode(torch.zeros(1, *policy.latent_shape)).shape)
+    (1, 3, 64, 64)
+    """
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
@@ -68,29 +110,29 @@ class Policy(Protocol):
         ...
 
     def condition(self, prompts: Sequence[str]) -> Condition:
-        """The prompts encoded, one row each."""
+        """The encoded prompts, one row per prompt."""
         ...
 
     def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition) -> Tensor:
-        """v at latents `x` (B, c, h, w) and noise level `sigma`, one for all or one a sample (B,)."""
+        """v at latents `x` (B, c, h, w) and noise level `sigma`, one for all samples or one per sample (B,)."""
         ...
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Images (B, 3, H, W) in [0, 1]."""
+        """Images (B, 3, H, W) in [0, 1] of latents (B, c, h, w)."""
         ...
 
     def encode(self, images: Tensor) -> Tensor:
-        """Latents of images in [0, 1], scaled as the velocity expects them."""
+        """Latents (B, c, h, w) of images (B, 3, H, W) in [0, 1], scaled as the velocity expects them."""
         ...
 
 
 def conditioned(policy: Policy, condition: Condition) -> Velocity:
-    """The policy's velocity for one condition: what samplers and the estimator call."""
+    """The policy's velocity for one condition, as samplers and the estimator call it."""
     latest = condition
 
     def velocity(x: Tensor, sigma: float) -> Tensor:
         nonlocal latest
-        if len(latest) != len(x):  # once for all steps, and in memory: a linear layer is slow on repeated views
+        if len(latest) != len(x):  # once for all steps, and contiguous: a linear layer is slow on expanded views
             rows = condition.expand(len(x))
             latest = replace(rows, embeds=rows.embeds.contiguous(), pooled=rows.pooled.contiguous())
         return policy.velocity(x, sigma, latest)

@@ -1,4 +1,4 @@
-"""Samplers from any noise level down to clean data, all variations of one exact step.
+"""Samplers from any noise level to clean data, all variants of one exact step.
 
 With x̂0 held fixed over a step, the family of reverse processes that share the flow's marginals has
 the exact solution (q = σ_s α_t / (σ_t α_s), α = 1 − σ)
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,9 +23,22 @@ from recast.core import schedule
 from recast.errors import RecastError
 from recast.flow.policy import Velocity
 
+__all__ = [
+    "DETERMINISTIC",
+    "METHODS",
+    "Method",
+    "coefficients",
+    "corrected",
+    "correction",
+    "rollout_levels",
+    "sample",
+]
+
 Method = Literal["euler", "dpm2", "sde", "ancestral", "ancestral2"]
-METHODS: tuple[Method, ...] = ("euler", "dpm2", "sde", "ancestral", "ancestral2")
+METHODS: tuple[Method, ...] = get_args(Method)
+"""The samplers; see `sample`."""
 DETERMINISTIC: tuple[Method, ...] = ("euler", "dpm2")
+"""The samplers that follow the flow ODE."""
 
 
 def coefficients(sigma_t: float, sigma_s: float, kappa: float) -> tuple[float, float, float]:
@@ -36,13 +49,13 @@ def coefficients(sigma_t: float, sigma_s: float, kappa: float) -> tuple[float, f
 
 
 def correction(sigma_t: float, sigma_s: float) -> float:
-    """Weight of x̂0(x_s) − x̂0(x_t) to add to x_s after an ancestral step: what makes it `ancestral2`.
+    """Weight of x̂0(x_s) − x̂0(x_t) that `ancestral2` adds to x_s after an ancestral step.
 
-    Holding x̂0 fixed drops Cov(x_0 | x_t) from the step's variance. x̂0's change over the step has mean 0
-    and carries the same noise z, so adding w times it, beside x̂0's weight in the step, restores the
-    variance and moves no mean: w = ½ (the trapezoid) for short steps, w = 1/(q(1+q)) exactly where the
-    data are smooth at the scale of σ; where they are not, x̂0 does not follow z and w does not matter.
-    w stays at most 1, since a real model's x̂0 errs where q is small.
+    Holding x̂0 fixed omits Cov(x_0 | x_t) from the step's variance. The change of x̂0 over the step has mean 0
+    and contains the same noise z, so adding w times it, multiplied by x̂0's weight in the step, restores the
+    variance without a change of the mean: w = ½ (the trapezoid) for short steps, and exactly w = 1/(q(1+q)) where
+    the data are smooth at the scale of σ; elsewhere x̂0 does not depend on z, and w has no effect.
+    w is at most 1, because a real model's x̂0 is inaccurate where q is small.
     """
     q = sigma_s * (1 - sigma_t) / (sigma_t * (1 - sigma_s))
     weight = 1.0 if q * (1 + q) < 1 else 1 / (q * (1 + q))
@@ -50,13 +63,12 @@ def correction(sigma_t: float, sigma_s: float) -> float:
 
 
 def corrected(x: Tensor, clean: Tensor, previous: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """State and x̂0 after the correction of the step that led there, by `weight` of x̂0's change.
+    """State and x̂0 after the previous step is corrected by `weight` times the change of x̂0.
 
-    x̂0 was evaluated before the state moved. It is taken to move along one to one, as it does where the
-    data are resolved; where they are not, its change and so the move are 0 already. That saves the second
-    velocity call. Over Gaussian data of any width the posterior variance then errs by 11 % (root mean
-    square of its log) at steps of 0.7 in log-SNR, where plain ancestral steps lose more than half of it
-    (tests/flow/test_sampling.py).
+    x̂0 was evaluated before the state moved. It is assumed to move by the same amount, as it does where the
+    data are resolved; elsewhere its change, and so the move, is 0. This saves a second velocity call. For Gaussian
+    data of any width the error of the posterior variance is then 11 % (root mean square of its log) at steps of 0.7
+    in log-SNR, where plain ancestral steps lose more than half of it (tests/flow/test_sampling.py).
     """
     move = weight * (clean - previous)
     return x + move, clean + move
@@ -72,32 +84,75 @@ def sample(
     noise: Callable[[int], Tensor] | None = None,
     eta: float = 0.7,
 ) -> Tensor:
-    """Clean samples reached from `x` at level `start` (default T), one velocity call a step.
+    """Clean samples reached from `x`, with one velocity call per step.
 
-    `sigmas` is the grid σ_0..σ_T, `noise(s)` the Gaussian noise of the step that arrives at level s,
-    in the shape of `x`. `euler` and `dpm2` (DPM-Solver++ 2M) follow the flow ODE and take no noise;
-    `sde` is the marginal-preserving SDE with `eta`; `ancestral` draws from the Gaussian posterior
-    given x̂0; `ancestral2` corrects that step once x̂0 at its end is known (see `correction`), at no
-    further velocity call.
+    Parameters
+    ----------
+    velocity : Velocity
+        The flow's velocity field; see `recast.flow.policy`.
+    x : Tensor, shape (B, ...)
+        States at level `start`.
+    sigmas : sequence of float, (T+1,)
+        The grid σ_0..σ_T.
+    method : str, default "dpm2"
+        `euler` and `dpm2` (DPM-Solver++ 2M) follow the flow ODE and use no noise. `sde` is the marginal-preserving SDE
+        with noise `eta`. `ancestral` draws from the Gaussian posterior given x̂0; `ancestral2` corrects that step once
+        x̂0 at its end is known (see `correction`), without a further velocity call.
+    start : int, optional
+        Level of `x`; T by default.
+    noise : callable, optional
+        `noise(s)` is the Gaussian noise, in the shape of `x`, of the step that ends at level s.
+    eta : float, default 0.7
+        Noise scale of `sde`.
+
+    Raises
+    ------
+    RecastError
+        If the method, the grid or the level is invalid, or a stochastic method is called without noise.
+
+    Examples
+    --------
+    >>> import torch
+    >>> sample(lambda x, sigma: -x, torch.ones(1, 2), [0.0, 0.5, 1.0], method="euler").tolist()
+    [[2.25, 2.25]]
     """
-    stochastic = method not in DETERMINISTIC
+    levels = _levels(sigmas, method, start, noise)
+    if method == "euler":
+        for t in range(len(levels) - 1, 0, -1):  # written as diffusers' scheduler does, so that images are bit-equal
+            x = x + (levels[t - 1] - levels[t]) * velocity(x, levels[t])
+        return x
+    kappa = {"sde": eta**2 / 2, "ancestral": 1.0, "ancestral2": 1.0}.get(method, 0.0)
+    return _exact_steps(velocity, x, levels, method, kappa, noise)
+
+
+def _levels(
+    sigmas: Sequence[float], method: Method, start: int | None, noise: Callable[[int], Tensor] | None
+) -> list[float]:
+    """The grid from σ_0 up to the start level, after checks of `sample`'s arguments."""
     if method not in METHODS:
         raise RecastError(f"unknown sampler {method!r}: choose one of {', '.join(METHODS)}")
-    if stochastic and noise is None:
+    if method not in DETERMINISTIC and noise is None:
         raise RecastError(f"the sampler {method!r} is stochastic: pass noise, a function from a level to a tensor")
-    sigmas = schedule.grid(sigmas).tolist()
-    start = len(sigmas) - 1 if start is None else start
-    if not 0 <= start < len(sigmas):
-        raise RecastError(f"start must be a level from 0 to T = {len(sigmas) - 1}, not {start}")
-    kappa = {"sde": eta**2 / 2, "ancestral": 1.0, "ancestral2": 1.0}.get(method, 0.0)
+    levels = schedule.grid(sigmas).tolist()
+    start = len(levels) - 1 if start is None else start
+    if not 0 <= start < len(levels):
+        raise RecastError(f"start must be a level from 0 to T = {len(levels) - 1}, not {start}")
+    return levels[: start + 1]
+
+
+def _exact_steps(
+    velocity: Velocity,
+    x: Tensor,
+    sigmas: list[float],
+    method: Method,
+    kappa: float,
+    noise: Callable[[int], Tensor] | None,
+) -> Tensor:
+    """Clean samples from `x` at the last of `sigmas`, by the module's exact step with noise κ."""
     previous: Tensor | None = None  # x̂0 one step back
-    correct = 0.0  # the weight of x̂0's change over the step that led here
-    for t in range(start, 0, -1):
-        v = velocity(x, sigmas[t])
-        if method == "euler":  # written as diffusers' scheduler writes it: images agree to the last bit
-            x = x + (sigmas[t - 1] - sigmas[t]) * v
-            continue
-        clean = x - sigmas[t] * v
+    correct = 0.0  # the weight of x̂0's change over the previous step
+    for t in range(len(sigmas) - 1, 0, -1):
+        clean = x - sigmas[t] * velocity(x, sigmas[t])
         if method == "ancestral2" and previous is not None:
             x, clean = corrected(x, clean, previous, correct)
         target = clean
@@ -113,7 +168,7 @@ def sample(
 
 
 def _extrapolation(sigmas: Sequence[float], t: int) -> float:
-    """h_t / (2 h_{t+1}) in log-SNR: 0, first order, where one of the two steps is infinitely long."""
+    """h_t / (2 h_{t+1}) in log-SNR; 0, which is first order, if one of the two steps is infinitely long."""
     if sigmas[t + 1] == 1 or sigmas[t - 1] == 0:
         return 0.0
     older, here, newer = (math.log((1 - sigmas[k]) / sigmas[k]) for k in (t + 1, t, t - 1))
@@ -121,18 +176,21 @@ def _extrapolation(sigmas: Sequence[float], t: int) -> float:
 
 
 def rollout_levels(sigmas: ArrayLike, spacing: float = 0.8, highest: float = 0.97, lowest: float = 0.02) -> list[float]:
-    """Levels that rollouts visit, at most `spacing` apart in log-SNR: where x̂0 changes, 0 included.
+    """Levels that rollouts visit, 0 included, at most `spacing` apart in log-SNR between `lowest` and `highest`.
 
-    A sampler's own grid is dense near σ = 1, where little happens, and takes its last step from 0.1 or
-    more to almost 0, where fine detail is decided. So each level is followed by the farthest grid level
-    within `spacing`, and a wider gap is filled evenly. A smaller spacing costs more and errs less.
+    A sampler's own grid is dense near σ = 1, where x̂0 hardly changes, and takes its last step from 0.1 or
+    more to almost 0, where fine detail is decided. Therefore each level is followed by the farthest grid level
+    within `spacing`, and a wider gap is filled evenly. A smaller spacing costs more and is more accurate.
+
+    >>> [round(sigma, 3) for sigma in rollout_levels([0.0, 0.3, 0.6, 0.9, 1.0], spacing=2.0)]
+    [0.0, 0.02, 0.086, 0.3, 0.6, 0.9]
     """
     if not (spacing > 0 and 0 < lowest < highest < 1):
         raise RecastError(
             f"rollout levels need spacing > 0 and 0 < lowest < highest < 1, not {spacing:g}, {lowest:g}, {highest:g}"
         )
     candidates = [s for s in schedule.grid(sigmas)[::-1].tolist() if lowest < s <= highest] + [lowest]
-    # Without a grid level near the top, rollouts would fall from σ = 1 to the first one in a single step.
+    # Without a grid level near `highest`, rollouts would go from σ = 1 to the first one in a single step.
     visited = candidates[:1] if _log_snr(candidates[0]) - _log_snr(highest) <= spacing else [highest]
     while visited[-1] != lowest:
         here = _log_snr(visited[-1])

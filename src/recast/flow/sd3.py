@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 as a policy, through diffusers: SD3.5-Medium on a GPU or the embedded world on a laptop."""
+"""Stable Diffusion 3 as a policy, through diffusers: SD3.5-Medium, or the embedded model of the shapes world."""
 
 from __future__ import annotations
 
@@ -22,17 +22,43 @@ from recast.flow.lora import FILE
 from recast.flow.policy import Condition
 from recast.quiet import quiet
 
+__all__ = ["SD3Policy", "load", "load_pipeline"]
+
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, ImportError, AttributeError, RuntimeError, SafetensorError)
 _ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
 
 def load(config: PolicyConfig) -> SD3Policy:
-    """The policy a recipe names: a hub name, a local folder, or `shapes`, the embedded world's base."""
+    """The policy that a recipe's section `policy` describes.
+
+    Parameters
+    ----------
+    config : PolicyConfig
+        Its `model` is a name on the Hugging Face Hub, a local folder, or `shapes`, the embedded model. Use
+        `recast.config.policy` to create one from keyword arguments.
+
+    Returns
+    -------
+    SD3Policy
+        The policy on its device, with the adapter of `config.lora` if one is set.
+
+    Raises
+    ------
+    RecastError
+        If the model, the adapter or the device is not available.
+
+    Examples
+    --------
+    >>> from recast import config
+    >>> policy = load(config.policy(model="shapes", guidance=2.0))
+    >>> policy.condition(["a red circle", "a blue square"]).guidance
+    2.0
+    """
     where = device.pick(config.device)
     source = str(files("recast.shapes").joinpath("data/pipeline")) if config.model == "shapes" else config.model
     pipe = load_pipeline(source, device.dtype(config.dtype))
     if config.lora is not None:
-        add_lora(pipe, config.lora)
+        _add_lora(pipe, config.lora)
     return SD3Policy(
         pipe,
         device=where,
@@ -46,14 +72,15 @@ def load(config: PolicyConfig) -> SD3Policy:
 
 
 def load_pipeline(source: str | Path, dtype: torch.dtype = torch.float32) -> StableDiffusion3Pipeline:
-    """A `StableDiffusion3Pipeline` from a hub name or folder; parts that its index says are absent stay so.
+    """A `StableDiffusion3Pipeline` from a hub name or folder, without the components that its index omits.
 
-    The VAE is float32 whatever `dtype` is. A checkpoint with tensors missing is refused: its parts would be random.
+    The VAE is float32 for any `dtype`. A RecastError is raised if a tensor is missing in the checkpoint, since
+    diffusers and transformers would initialize it randomly.
     """
     if str(source).startswith((".", "/", "~")):
         source = Path(source).expanduser()
         if not source.is_dir():
-            raise RecastError(f"there is no folder {str(source)!r} to load a pipeline from")
+            raise RecastError(f"the folder {str(source)!r} does not exist: give a hub name or the folder of a pipeline")
     try:
         with quiet():
             index = StableDiffusion3Pipeline.load_config(source)
@@ -65,33 +92,25 @@ def load_pipeline(source: str | Path, dtype: torch.dtype = torch.float32) -> Sta
                 if library == "transformers" and name in _ENCODERS:
                     given[name] = _encoder(source, name, kind, dtype)
                 elif library and library.startswith("recast."):
-                    importlib.import_module(library)  # diffusers imports no module because a folder names it
+                    importlib.import_module(library)  # diffusers does not import a module that a folder names
             formats = {"vae": torch.float32, "default": dtype}
             pipe = StableDiffusion3Pipeline.from_pretrained(source, torch_dtype=formats, **given)
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        ImportError,
-        AttributeError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    except _UNREADABLE as error:
         raise RecastError(
-            f"no Stable Diffusion 3 pipeline in {str(source)!r}: give a hub name or a folder ({reason})"
+            f"no Stable Diffusion 3 pipeline in {str(source)!r}: give a hub name or a folder ({_reason(error)})"
         ) from error
     for name in ("transformer", "vae"):
         empty = [key for key, tensor in getattr(pipe, name).state_dict().items() if tensor.is_meta]
         if empty:
-            raise RecastError(f"the {name} in {str(source)!r} has no weights for {empty[0]}")
+            raise RecastError(
+                f"the {name} in {str(source)!r} has no tensor {empty[0]}: download or save the checkpoint again"
+            )
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-def add_lora(pipe: StableDiffusion3Pipeline, folder: str | Path) -> None:
-    """Put a saved adapter on the pipeline, as plain diffusers does."""
+def _add_lora(pipe: StableDiffusion3Pipeline, folder: str | Path) -> None:
+    """Load a saved adapter into the pipeline, as a diffusers user would."""
     path = Path(folder).expanduser() / FILE
     if not path.is_file():
         raise RecastError(f"there is no adapter {path}")
@@ -99,28 +118,49 @@ def add_lora(pipe: StableDiffusion3Pipeline, folder: str | Path) -> None:
         with quiet():
             pipe.load_lora_weights(path.parent, weight_name=FILE)
     except _UNREADABLE as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RecastError(f"{path} is no adapter of this model: {reason}") from error
+        raise RecastError(f"{path} is not an adapter of this model: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """First line of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _encoder(source: str | Path, name: str, kind: str, dtype: torch.dtype) -> Any:
-    """A text encoder; transformers would fill what its file lacks with random numbers."""
+    """A text encoder; an error for a missing tensor, which transformers would initialize randomly."""
     import transformers
 
     found = getattr(transformers, kind)
     model, report = found.from_pretrained(source, subfolder=name, dtype=dtype, output_loading_info=True)
     if report["missing_keys"]:
-        raise ValueError(f"{name} has no weights for {min(report['missing_keys'])}")
+        raise ValueError(f"{name} has no tensor {min(report['missing_keys'])}")
     return model
 
 
 class SD3Policy:
-    """A `recast.flow.policy.Policy` on a diffusers pipeline.
+    """A `recast.flow.policy.Policy` on a diffusers pipeline; see `load`.
 
-    Latents and velocities are float32 whatever the transformer's type; the VAE is float32. Prompts are
-    encoded one at a time, so that an embedding does not depend on which prompts came with it, and kept: on the CPU,
-    the `cached_prompts` latest ones. With `offload_text` the text encoders are on the device only while
-    they encode.
+    Latents and velocities are float32 for any dtype of the transformer; the VAE is float32. Prompts are encoded one
+    at a time, so that an embedding does not depend on the other prompts, and are cached on the CPU.
+
+    Parameters
+    ----------
+    pipe : StableDiffusion3Pipeline
+        The pipeline; its components are moved to the device and frozen.
+    device : str or torch.device, default "cpu"
+        Device of all components.
+    guidance : float, default 1.0
+        Scale of classifier-free guidance; 1 is none.
+    resolution : int, optional
+        Side of the images in pixels; by default the model's own.
+    max_sequence_length : int, optional
+        Number of T5 tokens; by default 256, or fewer if the tokenizer has a lower limit.
+    cached_prompts : int, default 1024
+        Number of prompts whose embeddings are kept, those used last.
+    offload_text : bool, default False
+        Whether the text encoders are on the device only while they encode.
+    vae_batch : int, default 4
+        Number of images that the VAE encodes or decodes together.
     """
 
     def __init__(
@@ -136,19 +176,21 @@ class SD3Policy:
         vae_batch: int = 4,
     ) -> None:
         self.pipe, self.device, self.guidance = pipe, torch.device(device), guidance
-        self.model: Any = pipe.transformer  # what velocity calls; a trainer may wrap it
+        self.model: Any = pipe.transformer  # called by `velocity`; a trainer may wrap it
         self.offload_text, self.vae_batch, self.cached_prompts = offload_text, vae_batch, cached_prompts
         limit = getattr(pipe.tokenizer_3, "model_max_length", 256)
         self.max_sequence_length = min(256, limit) if max_sequence_length is None else max_sequence_length
         side = pipe.transformer.config.sample_size * pipe.vae_scale_factor if resolution is None else resolution
         unit = pipe.vae_scale_factor * pipe.transformer.config.patch_size
         if side % unit or side < unit:
-            raise RecastError(f"the resolution {side} is not a multiple of {unit}, as this model needs")
+            raise RecastError(f"the resolution {side} is not a multiple of {unit}, as this model requires")
         self.side = side // pipe.vae_scale_factor
         largest = pipe.transformer.config.pos_embed_max_size * unit
         if side > largest:
-            raise RecastError(f"the resolution {side} is above {largest}, the largest this model has positions for")
-        self._dtype = pipe.transformer.dtype  # diffusers walks through all modules each time it is asked
+            raise RecastError(
+                f"the resolution {side} is above {largest}, the largest for which this model has positions"
+            )
+        self._dtype = pipe.transformer.dtype  # diffusers iterates over all modules on every access
         self._cache: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
         for part in (pipe.transformer, pipe.vae, *self._encoders()):
             part.eval().requires_grad_(False)
@@ -163,7 +205,7 @@ class SD3Policy:
 
     @property
     def row_bytes(self) -> int:
-        """About what one sample's activations take in a velocity call: 14 vectors of the width for each token."""
+        """Approximate size of one sample's activations in a velocity call: 14 vectors per token."""
         config = self.pipe.transformer.config
         tokens = (self.side // config.patch_size) ** 2 + self.pipe.tokenizer_max_length + self.max_sequence_length
         width = config.num_attention_heads * config.attention_head_dim
@@ -171,7 +213,7 @@ class SD3Policy:
         return (2 if self.guidance > 1 else 1) * 14 * tokens * width * size
 
     def sigmas(self, steps: int) -> list[float]:
-        """σ_0..σ_T as the pipeline's own scheduler sets them, by resolution where it does so."""
+        """σ_0..σ_T as the pipeline's scheduler sets them, depending on the resolution if it uses dynamic shifting."""
         if steps < 1:
             raise RecastError(f"the number of steps must be at least 1, not {steps}")
         config = self.pipe.scheduler.config
@@ -186,9 +228,9 @@ class SD3Policy:
 
     @torch.no_grad()
     def condition(self, prompts: Sequence[str]) -> Condition:
-        """The prompts' embeddings, one row each; what was encoded before is not encoded again."""
+        """Embeddings of the prompts, one row per prompt; cached prompts are not encoded again."""
         if isinstance(prompts, str) or not prompts:
-            raise RecastError(f"prompts are a list of at least one, not {prompts!r}")
+            raise RecastError(f"prompts must be a list of at least one prompt, not {prompts!r}")
         guided = self.guidance > 1
         rows = self._encode([*prompts, ""] if guided else prompts)
         embeds, pooled = (torch.stack(column).to(self.device) for column in zip(*rows, strict=True))
@@ -197,7 +239,7 @@ class SD3Policy:
         return Condition(embeds[:-1], pooled[:-1], self.guidance, embeds[-1:], pooled[-1:])
 
     def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition) -> Tensor:
-        """v at latents `x` and level `sigma`, with classifier-free guidance where the condition asks for it.
+        """v at latents `x` and level `sigma`, with classifier-free guidance if the condition has an empty prompt.
 
         Differentiable in `x` and in the transformer's parameters.
         """
@@ -224,7 +266,7 @@ class SD3Policy:
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """Images (B, 3, H, W) in [0, 1] of latents, a few at a time."""
+        """Images (B, 3, H, W) in [0, 1] of latents, `vae_batch` at a time."""
         vae = self.pipe.vae
         images = []
         for part in latents.split(self.vae_batch):
@@ -234,11 +276,13 @@ class SD3Policy:
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Latents of images in [0, 1]: the mean of the VAE's posterior, shifted and scaled."""
+        """Latents of images in [0, 1]: the mode of the VAE's posterior, shifted and scaled."""
         vae = self.pipe.vae
         height = self.side * self.pipe.vae_scale_factor
         if images.ndim != 4 or images.shape[1:] != (3, height, height):
-            raise RecastError(f"this policy's images are (B, 3, {height}, {height}), not {tuple(images.shape)}")
+            raise RecastError(
+                f"this policy's images have the shape (B, 3, {height}, {height}), not {tuple(images.shape)}"
+            )
         latents = []
         for part in images.split(self.vae_batch):
             mean = vae.encode(part.to(self.device, torch.float32) * 2 - 1).latent_dist.mode()

@@ -1,4 +1,4 @@
-"""`recast judge`: pairwise verdicts by a multimodal model, and how they are read back."""
+"""`recast judge`: pairwise verdicts of a multimodal language model, written by one stage and read by the report."""
 
 from recast.judge.verdicts import ASPECTS, OVERALL, SUBSCORES, Verdicts, interval, load, mean_rate
 

@@ -1,4 +1,4 @@
-"""The calls: two images and a rubric to a multimodal model, or one criterion's text to the same model."""
+"""Calls to the judge: two images with a rubric, or the text of one criterion that the patterns cannot read."""
 
 from __future__ import annotations
 
@@ -14,18 +14,53 @@ from recast.errors import RecastError
 from recast.judge import protocol
 from recast.judge.log import Key, Log
 
+__all__ = [
+    "GEMINI",
+    "MODEL",
+    "VERDICT",
+    "Call",
+    "CapError",
+    "Judge",
+    "Settings",
+    "is_gone",
+    "side_call",
+    "verdict_call",
+]
+
 GEMINI = "https://generativelanguage.googleapis.com/v1beta/openai"
 MODEL = "gemini-3.5-flash"
 """The paper's judge, at its OpenAI-compatible address."""
-_VARIABLES = {"generativelanguage.googleapis.com": "GEMINI_API_KEY", "api.openai.com": "OPENAI_API_KEY"}
 VERDICT = "verdict"
-HOPELESS = 16
-"""So many calls dropped in a row, or twice the concurrency if that is more, and no more are made."""
+_VARIABLES = {"generativelanguage.googleapis.com": "GEMINI_API_KEY", "api.openai.com": "OPENAI_API_KEY"}
+_HOPELESS = 16
+"""Judging stops when this many calls in a row were dropped, or twice the concurrency if that is more."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Whom to ask, and how patiently; `tries` are all tries of one call, over all starts."""
+    """The judge and how it is called.
+
+    Parameters
+    ----------
+    model : str
+        The name of the model at the endpoint.
+    base_url : str
+        An OpenAI-compatible endpoint.
+    key_variable : str, optional
+        The environment variable with the key; by default the one that is usual for the host, or JUDGE_API_KEY.
+    rubric : Path, optional
+        A file with the instructions; by default the rubric of the package.
+    concurrency : int, default 16
+        Calls that are made at the same time.
+    tries : int, default 8
+        Attempts per call, counted over all starts, before its pair is dropped.
+    backoff, timeout : float
+        Seconds before the second attempt, and seconds to wait for an answer.
+    max_tokens : int, optional
+        The longest answer; by default the server's limit.
+    max_calls : int, optional
+        Limit of the number of calls, those of earlier starts included.
+    """
 
     model: str = MODEL
     base_url: str = GEMINI
@@ -40,31 +75,31 @@ class Settings:
 
 
 class CapError(RecastError):
-    """No more calls are allowed."""
+    """The limit of the number of calls is reached."""
 
 
-class Cap:
-    """How many calls may be made in all comparisons together, those of earlier starts included."""
+class _Cap:
+    """The limit of calls in all comparisons together, those of earlier starts included."""
 
     def __init__(self, most: int | None) -> None:
         self.most, self.spent, self._lock = most, 0, threading.Lock()
 
     def take(self) -> None:
-        """Count a call before it is made."""
+        """Count a call before it is made; CapError at the limit."""
         with self._lock:
             if self.most is not None and self.spent >= self.most:
-                raise CapError(f"the cap of {self.most} calls is reached: raise --max-calls to go on from here")
+                raise CapError(f"the limit of {self.most} calls is reached: raise --max-calls to continue")
             self.spent += 1
 
     def give_back(self) -> None:
-        """Uncount a call that was certainly not billed."""
+        """Do not count a call that was certainly not billed."""
         with self._lock:
             self.spent -= 1
 
 
 @dataclass(frozen=True)
 class Call:
-    """One question: its key in a log, the log, and what makes the messages once it is its turn."""
+    """One question: its key in a log, the log, and functions that make the messages and read the answer."""
 
     key: Key
     log: Log
@@ -77,23 +112,23 @@ class Judge(Endpoint):
     """A multimodal model behind an OpenAI-compatible endpoint, at temperature 0."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.cap = settings, Cap(settings.max_calls)
+        self.settings, self.cap = settings, _Cap(settings.max_calls)
         host = urllib.parse.urlsplit(settings.base_url).hostname or ""
         variable = settings.key_variable or _VARIABLES.get(host, "JUDGE_API_KEY")
         if settings.tries < 1:
-            raise RecastError(f"tries is at least 1, not {settings.tries}")
+            raise RecastError(f"tries must be at least 1, not {settings.tries}")
         patience = {name: getattr(settings, name) for name in ("concurrency", "backoff", "timeout")}
         super().__init__(settings.base_url, variable, retries=settings.tries - 1, **patience)
         if host in _VARIABLES and not self.key():
-            raise RecastError(f"the environment has no {variable}: set it to your key for {self.base}")
+            raise RecastError(f"the environment variable {variable} is not set: set it to your key for {self.base}")
         self.answered = self.row = 0
         self.reason = ""
 
     def ask_all(self, calls: Sequence[Call], progress: Callable[[Any, int], Any]) -> None:
-        """Ask what has no answer yet; a call that fails too often, or is refused for what it holds, is dropped.
+        """Make the calls without an answer; one that fails too often or whose content is refused is dropped.
 
-        The cap, a key or a model that is refused, and a server that answers nothing stop new calls.
-        Every answer is in its log as soon as it is there.
+        The limit of calls, a refused key or model, and a server that does not answer stop all calls. Every answer is
+        written to its log at once.
         """
         tries = self.settings.tries
         todo = [each for each in calls if each.key not in each.log.answers and not is_gone(each.log, each.key, tries)]
@@ -134,33 +169,33 @@ class Judge(Endpoint):
         self.answered, self.row = self.answered + 1, 0
 
     def _read(self, call: Call, reply: Any) -> Any:
-        text, cut = self.said(reply)
+        text, cut = self.text_of(reply)
         if cut:
-            raise UnreadableError(f"the answer was cut at its longest: {self.excerpt(text)!r}")
+            raise UnreadableError(f"the answer was cut at the token limit: {self.excerpt(text)!r}")
         try:
             return call.read(self.redact(text))
-        except Exception as error:  # whatever a model may write, the next call is asked
+        except Exception as error:  # no answer of a model may stop the other calls
             raise UnreadableError(f"{error}: {self.excerpt(text)!r}") from None
 
     def _drop(self, call: Call, error: RecastError) -> None:
-        """Leave a call without answer, unless that happens to call after call: then nobody is there to be asked."""
+        """Leave a call without an answer; after many in a row the server is considered down."""
         call.log.gone.add(call.key)
         self.row, self.reason = self.row + 1, str(error)
-        if self.row >= max(HOPELESS, 2 * self.concurrency):
+        if self.row >= max(_HOPELESS, 2 * self.concurrency):
             raise RecastError(
-                f"{self.base} has not answered {self.row} calls in a row: {error}; started again, it goes on"
+                f"{self.base} has not answered {self.row} calls in a row: {error}; the same command resumes"
             )
 
 
 def is_gone(log: Log, key: Key, tries: int) -> bool:
-    """Whether a call will not be asked again."""
+    """Whether a call will not be made again."""
     return key in log.gone or log.failed[key] >= tries
 
 
 def verdict_call(
     log: Log, pair: int, order: int, rubric: str, prompt: str, images: Callable[[], tuple[bytes, bytes]]
 ) -> Call:
-    """The question about one ordering of a pair; `images` gives the two as they are shown."""
+    """The question about one ordering of a pair; `images` returns the image shown as A and the one shown as B."""
     return Call(
         (pair, order, VERDICT),
         log,
@@ -178,7 +213,7 @@ def side_call(log: Log, pair: int, order: int, name: str, text: str) -> Call:
 
 
 def _tokens(reply: Any) -> tuple[int, int]:
-    """Tokens sent and received, 0 where the server does not say."""
+    """Tokens sent and received; 0 if the server does not report them."""
     usage = reply.get("usage") if isinstance(reply, dict) else None
     usage = usage if isinstance(usage, dict) else {}
     counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]

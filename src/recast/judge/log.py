@@ -1,4 +1,4 @@
-"""Every call that came back, one line each, on disk before anything else happens: what is paid for is never lost."""
+"""The log of all calls, one line per reply, written to disk before anything else: no paid answer is lost."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from typing import Any
 
 from recast.errors import RecastError
 
+__all__ = ["Key", "Log"]
+
 Key = tuple[int, int, str]
-"""A call: the number of the pair, the order (0: the first run is shown as A), and what it is about."""
+"""A call: the number of the pair, the order (0: the first run is shown as A), and the subject of the question."""
 
 
 class Log:
-    """calls.jsonl of one comparison: answers, failures and tokens; one process writes at a time.
+    """calls.jsonl of one comparison: answers, failures and tokens; only one process may write it.
 
-    A line that a kill cut in half is dropped: its call is asked again. `failed` are the tries of a call that may have
-    been billed, `gone` the calls that will not be asked again. Failures after the last answer were an outage or wrong
-    settings, and count for nothing at the next start; with `forget`, none do.
+    An incomplete last line, as a kill leaves it, is removed and its call is made again. `failed` counts the attempts of
+    a call that may have been billed, `gone` are the calls that will not be made again. Failures after the last answer
+    come from an outage or wrong settings and do not count at the next start; with `forget`, no earlier failure counts.
     """
 
     def __init__(self, path: Path, forget: bool = False) -> None:
@@ -56,23 +58,23 @@ class Log:
                 known = known and answer["better"] in ("A", "B") and answer["score"] in range(1, 7)
                 known = known and all(isinstance(text, str) for text in answer["reasoning"].values())
             if not known or not answer:
-                raise ValueError("a field is wrong")
+                raise ValueError("a field has a wrong value")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RecastError(f"{self.path}, line {number}: not a call ({error}); remove that line") from error
         return record
 
     def answer(self, key: Key, answer: Any, tokens: tuple[int, int]) -> None:
-        """Keep what a call gave."""
+        """Record the answer of a call."""
         self._append(key, {"answer": answer, "billed": True}, tokens)
         self.answers[key] = answer
 
     def failure(self, key: Key, reason: str, billed: bool, tokens: tuple[int, int]) -> None:
-        """Keep that a call gave nothing; what may have been billed counts among its tries."""
+        """Record that a call failed; it counts as an attempt if it may have been billed."""
         self._append(key, {"failed": reason, "billed": billed}, tokens)
-        self.failed[key] += int(billed)  # one call is on its way once at a time
+        self.failed[key] += int(billed)  # no lock: a call is never made twice at the same time
 
     def refusal(self, key: Key, reason: str) -> None:
-        """Keep that a call was refused for what it holds: it is not asked again."""
+        """Record that the content of a call was refused: it is not made again."""
         self._append(key, {"failed": reason, "billed": False, "refused": True}, (0, 0))
         self.gone.add(key)
 
@@ -91,17 +93,17 @@ class Log:
 
     @property
     def calls(self) -> int:
-        """Requests that may have been billed."""
+        """Number of requests that may have been billed."""
         return sum(bool(record["billed"]) for record in self.records)
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Of all that came back: sent and received, as the server counted."""
+        """Tokens sent and received in all calls, as the server counted them."""
         return sum(each["tokens"][0] for each in self.records), sum(each["tokens"][1] for each in self.records)
 
     def close(self) -> None:
-        """Let another process write."""
-        with suppress(OSError):  # what could not be written has been said
+        """Close the file and release its lock."""
+        with suppress(OSError):  # a failed write has been reported already
             self._file.close()
 
 
@@ -110,10 +112,10 @@ def _key(record: Mapping[str, Any]) -> Key:
 
 
 def _claim(descriptor: int, path: Path) -> None:
-    """Refuse to pay twice: a second process in the same folder is an error, and a killed one leaves no trace."""
+    """Lock the file, so that two processes never pay for the same calls; a killed process releases the lock."""
     try:
         import fcntl
-    except ImportError:  # a system without such locks
+    except ImportError:  # not available on Windows
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

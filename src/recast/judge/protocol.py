@@ -1,7 +1,8 @@
-"""What a judge is asked, and what counts as its answer: one user turn, and a JSON object that may need mending.
+"""The question to the judge and the parser of its answer: one user turn, and a JSON object.
 
-The protocol is that of MMRBv2's image judge as the paper describes it (App. E.3). An answer is mended where its meaning
-is not in doubt (a fence, a trailing comma, "Response A" for "A"); anything else is a ValueError, and is asked again.
+The protocol is that of MMRBv2's image judge as the paper describes it (App. E.3). An answer is repaired only when that
+is unambiguous (a code fence, a trailing comma, "Response A" for "A"); anything else is a ValueError, and the question
+is asked again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any, Literal
 
 from recast.errors import RecastError
 
-Letter = Literal["A", "B"]
+__all__ = ["CRITERIA", "TEXT_OF", "Verdict", "parse", "parse_side", "question", "rubric", "tie_break"]
+
 CRITERIA = (
     "faithfulness_to_prompt",
     "text_rendering",
@@ -28,9 +30,9 @@ CRITERIA = (
     "text_quality",
     "overall_quality",
 )
-SUMMARY = "comparison_summary"
 TEXT_OF = {"faithfulness": "faithfulness_to_prompt", "aesthetics": "overall_quality"}
-"""Where the reasons for the two criteria with win rates of their own stand."""
+"""The keys of the reasoning for the two aspects with separate win rates."""
+_SUMMARY = "comparison_summary"
 _STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
 _LETTER = re.compile(
     r"[\s*_\[(\"'`]*(?:the\s+)?(?:(?:response|image|option)[\s_:\-]*)?([ab])[\s*_\])\"'`:.]*", re.IGNORECASE
@@ -38,22 +40,22 @@ _LETTER = re.compile(
 _SCORE = re.compile(r"\s*([1-6])(?:\.0+)?\s*(?:/\s*6|\([^)\d]*\))?\s*")
 _WORD = re.compile(r"[\s*_\"'`]*(?:answer[\s:*]+)?(?:response\s+)?(A|B|EQUAL|NONE)[\s*_\"'`.]*", re.IGNORECASE)
 _KEY = re.compile(r'(?<!\\)"better_response"')
-LONGEST, STARTS = 100_000, 50
-"""Letters of an answer that is read, and opening braces that are tried."""
+_LONGEST, _STARTS = 100_000, 50
+"""Characters of the longest answer that is read, and opening braces that are tried."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One answer: the response that was called better, as it was shown, with the reasons."""
+    """One answer of the judge: the response it calls better (A was shown first), its score and its reasons."""
 
-    better: Letter
+    better: Literal["A", "B"]
     score: int
     confidence: float | None
     reasoning: Mapping[str, str]
     rationale: str
 
     def fields(self) -> dict[str, Any]:
-        """As the log keeps it."""
+        """The verdict as the log records it."""
         return {
             "better": self.better,
             "score": self.score,
@@ -64,14 +66,14 @@ class Verdict:
 
 
 def rubric(path: str | Path | None = None) -> str:
-    """The text that begins every question: the package's own, or that of a file."""
+    """The text that begins every question: that of a file, by default the rubric of the package."""
     source = files("recast.judge") / "data/rubric.txt" if path is None else Path(path).expanduser()
     try:
         text = source.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise RecastError(f"the rubric {source} cannot be read: {error}") from error
     if not text:
-        raise RecastError(f"the rubric {source} is empty: put the judge's instructions into it")
+        raise RecastError(f"the rubric {source} is empty: write the judge's instructions into it")
     return text
 
 
@@ -86,40 +88,40 @@ def question(rubric: str, prompt: str, first: bytes, second: bytes) -> list[dict
 
 
 def tie_break(text: str) -> list[dict[str, Any]]:
-    """The messages that ask which response a criterion's text calls better; no images."""
+    """The messages that ask which response a criterion's text calls better, without images."""
     template = (files("recast.judge") / "data/tie_break.txt").read_text(encoding="utf-8").strip()
     return [{"role": "user", "content": template.replace("{text}", text)}]
 
 
 def parse_side(text: str) -> Literal["A", "B", "tie", "na"]:
-    """The answer to a tie-break: one word, whatever stands around it that is no word.
+    """The answer to a tie-break: one word, without punctuation and emphasis around it.
 
     >>> parse_side("**B**."), parse_side("equal")
     ('B', 'tie')
     """
     found = _WORD.fullmatch(text.rpartition("</think>")[2])
     if not found:
-        raise ValueError("the answer is not one of A, B, EQUAL, NONE")
+        raise ValueError("the answer is none of A, B, EQUAL, NONE")
     word = found[1].upper()
     return {"A": "A", "B": "B", "EQUAL": "tie", "NONE": "na"}[word]  # type: ignore[return-value]
 
 
 def parse(text: str) -> Verdict:
-    r"""The verdict in an answer; ValueError where there is none, more than one, or one that can be read two ways.
+    r"""The verdict in an answer; ValueError if there is none, if there are several, or if it is ambiguous.
 
     >>> parse('```json\n{"score": "5", "better_response": "response a", "reasoning": {},}\n```').better
     'A'
     """
-    answer = text.rpartition("</think>")[2]  # before it, a model talks to itself
-    if len(answer) > LONGEST:
-        raise ValueError(f"the answer has {len(answer)} letters")
+    answer = text.rpartition("</think>")[2]  # the reasoning of a thinking model precedes it
+    if len(answer) > _LONGEST:
+        raise ValueError(f"the answer has {len(answer)} characters, more than {_LONGEST}")
     found = [_verdict(content) for content in _objects(answer) if "better_response" in content]
     if not found:
-        raise ValueError("the answer has no whole JSON object with better_response")
+        raise ValueError("the answer contains no complete JSON object with better_response")
     if len(_KEY.findall(answer)) > len(found):
-        raise ValueError("the answer has another verdict, which is not whole")
+        raise ValueError("the answer contains another verdict that is incomplete")
     if len({(each.better, each.score) for each in found}) > 1:
-        raise ValueError("the answer has two verdicts that differ")
+        raise ValueError("the answer contains two different verdicts")
     return found[-1]
 
 
@@ -133,7 +135,7 @@ def _verdict(content: Mapping[str, Any]) -> Verdict:
         raise ValueError(f"score is {score!r}, not a whole number from 1 to 6")
     reasoning = content.get("reasoning")
     reasoning = reasoning if isinstance(reasoning, Mapping) else {}
-    texts = {name: reasoning[name] for name in (*CRITERIA, SUMMARY) if isinstance(reasoning.get(name), str)}
+    texts = {name: reasoning[name] for name in (*CRITERIA, _SUMMARY) if isinstance(reasoning.get(name), str)}
     rationale = content.get("confidence_rationale")
     return Verdict(
         "A" if letter[1].upper() == "A" else "B",
@@ -145,7 +147,7 @@ def _verdict(content: Mapping[str, Any]) -> Verdict:
 
 
 def _confidence(value: Any) -> float | None:
-    """A number in [0, 1], or None: nobody's verdict depends on it."""
+    """A number in [0, 1], or None; no verdict depends on it."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -154,10 +156,10 @@ def _confidence(value: Any) -> float | None:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects in a text that are whole, outermost first; commas before a closing bracket are forgiven."""
-    decoder = json.JSONDecoder(strict=False, object_pairs_hook=_unique)  # a line break inside a string is no harm
+    """The complete JSON objects in a text, outermost first; a comma before a closing bracket is ignored."""
+    decoder = json.JSONDecoder(strict=False, object_pairs_hook=_unique)  # line breaks inside strings are accepted
     start = text.find("{")
-    for _ in range(STARTS):
+    for _ in range(_STARTS):
         if start < 0:
             return
         rest = text[start:]
@@ -173,10 +175,10 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are said once, or twice alike."""
+    """An object from its pairs; ValueError if a key appears twice with different values."""
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content and content[key] != value:
-            raise ValueError(f"{key} is said twice")
+            raise ValueError(f"{key} appears twice with different values")
         content[key] = value
     return content

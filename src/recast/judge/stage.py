@@ -1,7 +1,7 @@
-"""`recast judge`: two evaluated runs, image by image, each pair in both orders.
+"""`recast judge`: a multimodal model compares two evaluated runs image by image, each pair in both orders.
 
-A comparison's folder holds manifest.json (what is compared, and by whom), calls.jsonl (every call as it came back) and,
-made from these, verdicts.jsonl and summary.json. Started again, it asks only for what has no answer yet.
+The folder of a comparison contains manifest.json (the runs and the judge), calls.jsonl (every reply) and, made from
+these, verdicts.jsonl and summary.json. The same command resumes: it makes only the calls without an answer.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from recast.judge.protocol import TEXT_OF
 from recast.judge.verdicts import OVERALL, Verdicts
 from recast.progress import Progress
 
+__all__ = ["Comparison", "Outcome", "judge", "matched", "preview", "two"]
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs on the same prompts and seeds, and where their verdicts go."""
+    """Two runs on the same prompts and seeds, the folder of their verdicts, and the numbers of the judged images."""
 
     first: Scores
     second: Scores
@@ -39,12 +41,12 @@ class Comparison:
     chosen: tuple[int, ...]
 
     def image(self, run: int, number: int) -> Path:
-        """The file of one image."""
+        """The file of an image of the first (0) or the second (1) run."""
         policy = (self.first, self.second)[run]
         return policy.folder / str(policy.images[number]["file"])
 
     def shown(self, number: int, order: int) -> tuple[bytes, bytes]:
-        """The two images of a pair as they are shown: A, then B."""
+        """The two images of a pair in the order in which they are shown: A, then B."""
         paths = [self.image(run, number) for run in ((0, 1), (1, 0))[order]]
         try:
             return paths[0].read_bytes(), paths[1].read_bytes()
@@ -52,13 +54,13 @@ class Comparison:
             raise RecastError(f"{error.filename}: cannot be read: {error.strerror}; run recast evaluate") from error
 
     def prompt(self, number: int) -> str:
-        """What both were asked for."""
+        """The prompt of a pair."""
         return str(self.first.images[number]["prompt"])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it: the comparisons, calls and tokens (sent, received), and why it stopped early, if it did."""
+    """The verdicts, calls and tokens (sent, received) so far, and the reason if judging stopped early."""
 
     verdicts: tuple[Verdicts, ...]
     calls: int
@@ -67,45 +69,50 @@ class Outcome:
 
 
 def two(first: Path, second: Path, out: Path | None, count: int | None = None) -> Comparison:
-    """Two evaluated runs; the verdicts go to FIRST/verdicts/SECOND unless told."""
+    """The comparison of two evaluated runs; the verdicts go to `out`, by default FIRST/verdicts/SECOND.
+
+    With `count`, only so many pairs are judged, chosen at random.
+    """
     for path in (first, second):
         if not path.is_dir():
-            raise RecastError(f"{path} is no folder: name two runs that recast evaluate has filled")
+            raise RecastError(f"{path} is not a folder: name two runs that recast evaluate has written")
     policies = [Scores.load(path) for path in (first, second)]
     if policies[0].folder.resolve() == policies[1].folder.resolve():
-        raise RecastError(f"{first} and {second} are the same run: name two")
+        raise RecastError(f"{first} and {second} are the same run: name two different ones")
     folder = out or policies[0].run / "verdicts" / policies[1].run.resolve().name
     return _comparison(policies[0], policies[1], folder, count)
 
 
 def matched(folder: Path, methods: tuple[str, str], count: int | None = None) -> list[Comparison]:
-    """Two methods at every budget and seed that both were evaluated at, below one folder."""
+    """The comparisons of two methods at every budget and seed at which both were evaluated, below one folder."""
     policies = evaluate.find([folder])
     first, second = ({(tuple(p.budget.items()), p.seed): p for p in policies if p.method == name} for name in methods)
     pairs = [(first[key], second[key]) for key in sorted(first) if key in second]
     if not pairs:
         names = ", ".join(sorted({policy.method for policy in policies}))
-        raise RecastError(f"{folder} has no matched pair of {methods[0]} and {methods[1]}, only {names}: see --methods")
+        wanted = " and ".join(methods)
+        raise RecastError(f"{folder} contains no matched pair of {wanted}, only {names}: see --methods")
     return [_comparison(one, other, one.run / "verdicts" / other.run.name, count) for one, other in pairs]
 
 
 def _comparison(first: Scores, second: Scores, folder: Path, count: int | None) -> Comparison:
     total = len(first.images)
     if first.prompts_and_seeds != second.prompts_and_seeds:
-        raise RecastError(f"{first.folder} and {second.folder} were evaluated on other prompts or seeds")
+        both = f"{first.folder} and {second.folder}"
+        raise RecastError(f"{both} were evaluated on different prompts or seeds: evaluate both by one recipe")
     if count is not None and not 1 <= count <= total:
-        raise RecastError(f"--count is from 1 to the {total} pairs there are, not {count}")
-    # In an order of their own, so that a part of them is a fair sample, and more of them hold the fewer.
+        raise RecastError(f"--count must be between 1 and the number of pairs, {total}, not {count}")
+    # In a fixed random order: a part of them is a fair sample, and a larger part contains the smaller one.
     order = np.random.default_rng(0).permutation(total)[:count]
     made = Comparison(first, second, folder, tuple(map(int, order)))
     missing = [path for k in made.chosen for path in (made.image(0, k), made.image(1, k)) if not path.is_file()]
     if missing:
-        raise RecastError(f"{missing[0]} is missing ({len(missing)} images are): run recast evaluate again")
+        raise RecastError(f"{missing[0]} is missing ({len(missing)} images in all): run recast evaluate again")
     return made
 
 
 def preview(comparisons: Sequence[Comparison], tries: int = Settings.tries) -> str:
-    """What judging would send, without sending it."""
+    """A sentence about the calls that judging would make; nothing is sent."""
     pairs = sum(len(each.chosen) for each in comparisons)
     calls = size = gone = done = 0
     for each in comparisons:
@@ -122,15 +129,16 @@ def preview(comparisons: Sequence[Comparison], tries: int = Settings.tries) -> s
         size += sum(each.image(run, k).stat().st_size for k, _ in todo for run in (0, 1))
     return (
         f"{pairs} pairs in {len(comparisons)} comparison(s): {calls} calls to make with {2 * calls} images "
-        f"({size / 1e6:.1f} MB before encoding), {done} answered already, {gone} dropped; besides, at most {4 * pairs} "
-        "short calls in all without images, where a judge's reasons are not plain"
+        f"({size / 1e6:.1f} MB before encoding), {done} answered already, {gone} dropped. In addition, at most "
+        f"{4 * pairs} short calls without images read reasons that the patterns cannot."
     )
 
 
 def judge(comparisons: Sequence[Comparison], settings: Settings, progress: Progress, forget: bool = False) -> Outcome:
-    """Ask for every verdict that is missing, then for the criteria whose texts the patterns cannot read.
+    """Request every missing verdict, then ask about the criteria whose texts the patterns cannot read.
 
-    `forget` gives calls that were dropped their tries again.
+    With `forget`, dropped calls are tried again. Raises RecastError if the server refuses or does not answer, and
+    StaleError if a folder contains verdicts of another judge, rubric or run. All answers received are kept.
     """
     rubric, server = protocol.rubric(settings.rubric), Judge(settings)
     for each in comparisons:
@@ -153,7 +161,7 @@ def judge(comparisons: Sequence[Comparison], settings: Settings, progress: Progr
 
 
 def _verdict_calls(comparisons: Sequence[Comparison], logs: Sequence[Log], rubric: str) -> list[Call]:
-    """Both orders of a pair one after the other, the comparisons in turns: a part of them is spread over all."""
+    """Both orders of a pair in succession, the comparisons in turn, so that a limit of calls leaves them balanced."""
     ranked = [(rank, row, number) for row, each in enumerate(comparisons) for rank, number in enumerate(each.chosen)]
 
     def call(row: int, number: int, order: int) -> Call:
@@ -165,7 +173,7 @@ def _verdict_calls(comparisons: Sequence[Comparison], logs: Sequence[Log], rubri
 
 
 def _side_calls(comparisons: Sequence[Comparison], logs: Sequence[Log]) -> list[Call]:
-    """The criteria of whole pairs that patterns leave open."""
+    """The criteria that the patterns leave undecided, of pairs with both verdicts."""
     calls = []
     for each, log in zip(comparisons, logs, strict=True):
         for number in each.chosen:
@@ -178,13 +186,13 @@ def _side_calls(comparisons: Sequence[Comparison], logs: Sequence[Log]) -> list[
 
 
 def _reasons(verdict: Mapping[str, Any] | None) -> dict[str, str]:
-    """The texts of the two criteria, where the judge wrote any."""
+    """The texts of the two criteria, as far as the judge wrote them."""
     texts = {} if verdict is None else verdict["reasoning"]
     return {name: texts[key] for name, key in TEXT_OF.items() if texts.get(key, "").strip()}
 
 
 def _claim(comparison: Comparison, settings: Settings, rubric: str) -> None:
-    """Write what the folder is for; verdicts of another judge, rubric or run are never mixed in."""
+    """Record the judge, rubric and runs of the folder, so that verdicts of others are never mixed in."""
     runs = {}
     for name, policy in (("first", comparison.first), ("second", comparison.second)):
         run = {"method": policy.method, "budget": policy.budget, "seed": policy.seed}
@@ -192,18 +200,18 @@ def _claim(comparison: Comparison, settings: Settings, rubric: str) -> None:
     wanted = {"model": settings.model, "rubric": hashlib.sha256(rubric.encode()).hexdigest(), **runs}
     path = comparison.folder / "manifest.json"
     if not path.exists() and (comparison.folder / "calls.jsonl").exists():
-        raise RecastError(f"{comparison.folder} has calls of nobody knows what, without a manifest.json: remove it")
+        raise RecastError(f"{comparison.folder} contains calls.jsonl without its manifest.json: remove the folder")
     if path.exists():
         old = artifact.read(path, verdicts_file.FORMAT)
         names = {"rubric": "rubric", "first": f"run than {comparison.first.folder}"}
         names["second"] = f"run than {comparison.second.folder}"
         known = {key: old.get(key) for key in wanted}
-        identity.require_same(known, wanted, f"{comparison.folder} holds verdicts made", names)
+        identity.require_same(known, wanted, f"{comparison.folder} contains verdicts made", names)
     artifact.write(path, verdicts_file.FORMAT, wanted)
 
 
 def _collect(comparison: Comparison, log: Log, tries: int) -> Verdicts:
-    """Rows and numbers from what the log has."""
+    """Write the rows and the summary of what the log contains."""
     rows = []
     for number in sorted(comparison.chosen):
         image = comparison.first.images[number]
@@ -222,7 +230,7 @@ def _collect(comparison: Comparison, log: Log, tries: int) -> Verdicts:
 
 
 def _order(log: Log, number: int, order: int) -> dict[str, Any]:
-    """One answered ordering: what was said, and who won, as 1 for the first run, 0 for the second, None for nobody."""
+    """One answered ordering: the verdict, and by aspect 1 if the first run won, 0 if the second, None if undecided."""
     verdict = log.answers[number, order, VERDICT]
     sides = {OVERALL: verdict["better"]}
     for name in TEXT_OF:

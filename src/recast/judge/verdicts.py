@@ -1,4 +1,4 @@
-"""What verdicts add up to: win rates over both orders, how sure they are, and how far the judge can be trusted."""
+"""Statistics of pairwise verdicts: win rates over both orders, their intervals, and how reliable the judge is."""
 
 from __future__ import annotations
 
@@ -15,21 +15,69 @@ from recast.core import artifact
 from recast.errors import RecastError
 from recast.evaluate import Budget
 
-FORMAT, SUMMARY_FORMAT = "recast.verdicts", "recast.verdicts.summary"
+__all__ = [
+    "ASPECTS",
+    "FORMAT",
+    "OVERALL",
+    "SUBSCORES",
+    "Verdicts",
+    "from_rows",
+    "interval",
+    "load",
+    "mean_rate",
+    "save",
+    "summary",
+]
+
+FORMAT = "recast.verdicts"
 OVERALL = "overall"
 SUBSCORES = ("faithfulness", "aesthetics")
-"""The criteria that have win rates of their own."""
+"""The criteria with separate win rates."""
 ASPECTS = (OVERALL, *SUBSCORES)
-DRAWS = 2000
-Array = NDArray[np.float64]
+_SUMMARY_FORMAT = "recast.verdicts.summary"
+_DRAWS = 2000
+_Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """One comparison of two runs: arrays over judged pairs × orders, in order 0 the first run shown as A.
+    """The verdicts of one comparison of two runs, each pair of images judged in both presentation orders.
 
-    `won[aspect]` is 1 where the first run won, 0 where the second did, NaN where nobody did. Dropped pairs had a call
-    that never gave an answer; pending ones have not been asked yet.
+    Parameters
+    ----------
+    first, second : str
+        The methods of the two runs.
+    budget : tuple of (str, float)
+        λ by reward, of the first run.
+    seed : int
+        The training seed of the first run.
+    indices, prompts : tuple, (pairs,)
+        Number and prompt of the judged images.
+    won : mapping of str to ndarray, shape (pairs, 2)
+        By aspect, 1 where the first run won, 0 where the second run won, NaN where the judge did not decide. In
+        column 0 the first run was shown as A, in column 1 as B.
+    scores : ndarray, shape (pairs, 2)
+        The judge's scores, from 6 (A is much better) to 1 (B is much better).
+    dropped, pending : int, default 0
+        Pairs left out because a call never gave a readable answer, and pairs that have not been judged yet.
+    folder : Path, optional
+        Where the verdicts were read from.
+    images : tuple of (str, str)
+        Hashes of what decides the two runs' images (`Scores.images_hash`).
+    model, rubric : str
+        The judge, and the hash of its rubric.
+
+    Examples
+    --------
+    The first run wins the first pair in both orders; in the second pair the image shown as A wins.
+
+    >>> import numpy as np
+    >>> from recast.judge import ASPECTS, Verdicts
+    >>> won = np.array([[1.0, 1.0], [1.0, 0.0]])
+    >>> found = Verdicts("sinkhorn", "static", (("ocr", 1.0),), 0, (0, 1), ("a cat", "a dog"),
+    ...                  dict.fromkeys(ASPECTS, won), np.array([[6.0, 1.0], [4.0, 4.0]]))
+    >>> found.rate(), found.consistency, found.position_bias
+    (0.75, 0.5, 0.75)
     """
 
     first: str
@@ -38,46 +86,45 @@ class Verdicts:
     seed: int
     indices: tuple[int, ...]
     prompts: tuple[str, ...]
-    won: Mapping[str, Array]
-    scores: Array
+    won: Mapping[str, _Array]
+    scores: _Array
     dropped: int = 0
     pending: int = 0
     folder: Path | None = None
     images: tuple[str, str] = ("", "")
-    """Hashes of what decides the two runs' images (`Scores.images_hash`)."""
     model: str = ""
     rubric: str = ""
 
     def rate(self, aspect: str = OVERALL) -> float:
-        """Orderings won by the first run among those decided; NaN without any."""
+        """Share of decided orderings that the first run won; NaN if none is decided."""
         won = self.won[aspect]
         decided = ~np.isnan(won)
         return float(won[decided].mean()) if decided.any() else float("nan")
 
     @property
-    def shown_first(self) -> Array:
-        """1 where the response shown as A won."""
+    def shown_first(self) -> _Array:
+        """1 where the response shown as A won, (pairs, 2)."""
         won = self.won[OVERALL]
         return np.stack([won[:, 0], 1 - won[:, 1]], axis=1)
 
     @property
     def position_bias(self) -> float:
-        """How often the response shown first wins: 0.5 for a judge that does not care."""
+        """Share of orderings won by the response shown first; 0.5 without position bias."""
         return float(self.shown_first.mean()) if len(self.indices) else float("nan")
 
     @property
     def consistency(self) -> float:
-        """The share of pairs with the same winner in both orders."""
+        """Share of pairs with the same winner in both orders."""
         won = self.won[OVERALL]
         return float((won[:, 0] == won[:, 1]).mean()) if len(self.indices) else float("nan")
 
     @property
     def contradictions(self) -> int:
-        """Orderings whose score favours the response that was not called better."""
+        """Number of orderings whose score favours the response that was not called better."""
         return int(((self.scores >= 4) != (self.shown_first == 1)).sum())
 
     def decisive(self, second: bool = False) -> list[int]:
-        """Rows where one run wins both orders with extreme scores (6 as A, 1 as B) and no aspect says otherwise."""
+        """Rows where one run wins both orders with extreme scores (6 as A, 1 as B) and no aspect contradicts it."""
         side, extremes = (0.0, (1, 6)) if second else (1.0, (6, 1))
         sure = (self.won[OVERALL] == side).all(1) & (self.scores == extremes).all(1)
         for aspect in SUBSCORES:
@@ -85,19 +132,19 @@ class Verdicts:
         return [int(k) for k in np.flatnonzero(sure)]
 
 
-def shares(comparisons: Sequence[Verdicts]) -> Array:
-    """What each comparison counts in a mean: budgets alike, and the seeds of a budget alike."""
+def _shares(comparisons: Sequence[Verdicts]) -> _Array:
+    """The weight of each comparison in a mean: equal for budgets, and equal for the seeds of a budget."""
     budgets = [each.budget for each in comparisons]
     return np.array([1 / budgets.count(budget) / len(set(budgets)) for budget in budgets])
 
 
 def mean_rate(comparisons: Sequence[Verdicts], aspect: str = OVERALL) -> float:
     """The mean win rate over budgets, each the mean over its seeds."""
-    return float(shares(comparisons) @ np.array([each.rate(aspect) for each in comparisons]))
+    return float(_shares(comparisons) @ np.array([each.rate(aspect) for each in comparisons]))
 
 
 def interval(comparisons: Sequence[Verdicts], aspect: str = OVERALL, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of `mean_rate`: prompts are drawn anew, the same ones in all comparisons."""
+    """95 % interval of `mean_rate` by a bootstrap over prompts, the same draws in all comparisons."""
     prompts = sorted({prompt for each in comparisons for prompt in each.prompts})
     if not prompts:
         return float("nan"), float("nan")
@@ -107,16 +154,16 @@ def interval(comparisons: Sequence[Verdicts], aspect: str = OVERALL, seed: int =
         place = [number[prompt] for prompt in each.prompts]
         np.add.at(wins[row], place, np.nansum(each.won[aspect], axis=1))
         np.add.at(counts[row], place, (~np.isnan(each.won[aspect])).sum(1))
-    draws = np.random.default_rng(seed).multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)), DRAWS)
+    draws = np.random.default_rng(seed).multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)), _DRAWS)
     decided = draws @ counts.T
     rates = np.divide(draws @ wins.T, decided, out=np.full(decided.shape, np.nan), where=decided > 0)
-    whole = rates[~np.isnan(rates).any(1)] @ shares(comparisons)  # a draw without any decided ordering says nothing
+    whole = rates[~np.isnan(rates).any(1)] @ _shares(comparisons)  # draws without a decided ordering are left out
     low, high = np.quantile(whole, (0.025, 0.975)) if len(whole) else (np.nan, np.nan)
     return float(low), float(high)
 
 
 def summary(verdicts: Verdicts) -> dict[str, Any]:
-    """All numbers of one comparison."""
+    """All statistics of one comparison, as summary.json holds them."""
     rates = {aspect: [verdicts.rate(aspect), *interval([verdicts], aspect)] for aspect in ASPECTS}
     decided = {aspect: int((~np.isnan(verdicts.won[aspect])).sum()) for aspect in ASPECTS}
     return {
@@ -133,14 +180,14 @@ def summary(verdicts: Verdicts) -> dict[str, Any]:
 
 
 def save(folder: Path, verdicts: Verdicts, rows: Sequence[Mapping[str, Any]], spent: Mapping[str, Any]) -> None:
-    """verdicts.jsonl, a row a pair, and summary.json with the numbers and what they cost."""
+    """Write verdicts.jsonl with one row per pair, and summary.json with the statistics and the cost."""
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     artifact.write_bytes(folder / "verdicts.jsonl", text.encode("utf-8", "replace"))
-    artifact.write(folder / "summary.json", SUMMARY_FORMAT, {**summary(verdicts), **spent})
+    artifact.write(folder / "summary.json", _SUMMARY_FORMAT, {**summary(verdicts), **spent})
 
 
 def from_rows(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path | None = None) -> Verdicts:
-    """Of a comparison's manifest and its rows."""
+    """The verdicts in a comparison's manifest and rows."""
     judged = [row for row in rows if row["status"] == "judged"]
     shape = (len(judged), 2)
     orders = [order for row in judged for order in row["orders"]]
@@ -166,7 +213,31 @@ def from_rows(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], fo
 
 
 def load(folder: Path) -> Verdicts:
-    """A comparison as `recast judge` left it."""
+    """Read a comparison that `recast judge` has written.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder with manifest.json and verdicts.jsonl, such as RUN/verdicts/OTHER.
+
+    Returns
+    -------
+    Verdicts
+
+    Raises
+    ------
+    RecastError
+        If a file is missing or damaged.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from recast import judge
+    >>> judge.load(Path("nowhere"))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    recast.errors.RecastError: nowhere/manifest.json...
+    """
     manifest = artifact.read(folder / "manifest.json", FORMAT)
     rows = artifact.read_rows(folder / "verdicts.jsonl", "recast judge")
     try:

@@ -1,1 +1,24 @@
-"""What people look at: figures and tables."""
+"""`recast report`: evaluated runs compared in tables, figures and one web page.
+
+`report` writes everything from folders of runs. The statistics behind the tables (`pool`, `pairs`, `difference`,
+`pareto`) take `Run` objects and need no files.
+"""
+
+from recast.report.compare import AGGREGATE, Difference, Pooled, Run, difference, pairs, pareto, pool, wins
+from recast.report.figures import gain_figure
+from recast.report.stage import Report, report
+
+__all__ = [
+    "AGGREGATE",
+    "Difference",
+    "Pooled",
+    "Report",
+    "Run",
+    "difference",
+    "gain_figure",
+    "pairs",
+    "pareto",
+    "pool",
+    "report",
+    "wins",
+]

@@ -1,9 +1,9 @@
-"""Figures, drawn with matplotlib; the same input gives the same bytes."""
+"""Figures, drawn with matplotlib; the same input gives the same files."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
+__all__ = ["COLORS", "contact_sheet", "differences_figure", "drift_figure", "gain_figure", "panels_figure", "save"]
+
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette, distinguishable with any colour vision."""
+_PANELS = {
+    "D": "$D_{i,t}$",
+    "gains": r"gain $\Delta D_{i,t}$",
+    "normalized": "mean-normalized gain",
+    "W": r"W at uniform $\lambda$",
+}
+_STEPS = "step t  (1 clean … T noise)"
 
 
 def gain_figure(
@@ -32,70 +41,104 @@ def gain_figure(
     truth: GainCurves | None = None,
     true_weights: WeightMatrix | None = None,
 ) -> Figure:
-    """The paper's three panels: gain, mean-normalised gain, W; bands are 95 % over prompts.
+    """The paper's three panels: gain, mean-normalized gain and W, with 95 % bands over prompts.
 
-    A reward has one colour in all panels. Its static weight λ_i/T is dashed; the truth, where it is
-    known, dotted.
+    A reward has the same colour in all panels. Its static weight λ_i/T is dashed, and the exact curves are dotted.
+
+    Parameters
+    ----------
+    curves : GainCurves
+        Bands are drawn if it has curves per prompt.
+    weights : WeightMatrix
+        W of these curves; it may contain rewards without a curve.
+    truth : GainCurves, optional
+        The exact curves, on the same grid.
+    true_weights : WeightMatrix, optional
+        W of the exact curves.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    RecastError
+        If `truth` is on another grid.
+
+    Examples
+    --------
+    >>> import recast
+    >>> from recast.report import gain_figure
+    >>> curves = recast.GainCurves(("clip", "ocr"), [0, 0.5, 1], [[0.4, 0.3, 0.0], [0.9, 0.2, 0.0]])
+    >>> figure = gain_figure(curves, recast.weigh(curves, {"clip": 1, "ocr": 2}))
+    >>> [axes.get_title() for axes in figure.axes][1:]
+    ['mean-normalized gain', 'W (sinkhorn); dashed: static']
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     if truth is not None and not schedule.same(truth.sigmas, curves.sigmas):
         raise RecastError(
             f"the truth (T = {truth.steps}) and the curves (T = {curves.steps}) lie on different grids: resample one"
         )
-    colors = {
-        name: COLORS[i % len(COLORS)] for i, name in enumerate(dict.fromkeys((*curves.rewards, *weights.rewards)))
-    }
+    colors = _colors(dict.fromkeys((*curves.rewards, *weights.rewards)))
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
+    _draw_gains(left, middle, colors, curves, truth)
+    _draw_weights(right, colors, curves, weights, true_weights)
+    for axes in (left, middle, right):
+        axes.set_xlabel(_STEPS)
+        _tidy(axes)
+        axes.set_ylim(bottom=0)
+    without = [name for name in weights.rewards if name not in curves.rewards]
+    _legend(left, {f"{name} (no curve)": colors[name] for name in without}, exact=truth is not None)
+    return figure
+
+
+def _legend(axes: Axes, further: Mapping[str, str], exact: bool) -> None:
+    """The legend of the drawn lines, of further labels by colour, and of the dotted lines."""
+    for label, color in further.items():
+        axes.plot([], [], color=color, label=label)
+    if exact:
+        axes.plot([], [], color="0.4", linestyle=":", label="exact")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_gains(
+    left: Axes, right: Axes, colors: Mapping[str, str], curves: GainCurves, truth: GainCurves | None
+) -> None:
+    """The panels of the gains and of the mean-normalized gains."""
     bands = curves.intervals() if curves.D_prompts is not None else {}
-    for axes, key, title in ((left, "gains", r"gain $\Delta D_{i,t}$"), (middle, "normalized", "mean-normalised gain")):
+    for axes, key in ((left, "gains"), (right, "normalized")):
         rows, *exact = (c.gains if key == "gains" else c.normalized() for c in (curves, truth) if c is not None)
         _lines(axes, colors, curves.rewards, rows, bands.get(key))
         if truth is not None:
             _dotted(axes, colors, truth.rewards, exact[0])
-        axes.set_title(title)
-    _lines(right, colors, weights.rewards, weights.matrix, _weight_band(curves, weights))
-    if true_weights is not None:
-        _dotted(right, colors, true_weights.rewards, true_weights.matrix)
-    for name, share in zip(weights.rewards, weights.budget, strict=True):
-        right.axhline(share / weights.steps, color=colors[name], linewidth=0.7, linestyle="--", alpha=0.5, zorder=0)
-    right.set_title(f"W ({weights.method}); dashed: static")
-    for axes in (left, middle, right):
-        axes.set_xlabel("step t  (1 clean … T noise)")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
-    for name in weights.rewards:
-        if name not in curves.rewards:
-            left.plot([], [], color=colors[name], label=f"{name} (no curve)")
+        axes.set_title(_PANELS[key])
+
+
+def _draw_weights(
+    axes: Axes, colors: Mapping[str, str], curves: GainCurves, weights: WeightMatrix, truth: WeightMatrix | None
+) -> None:
+    """The panel of W, with the static weights."""
+    _lines(axes, colors, weights.rewards, weights.matrix, _weight_band(curves, weights))
     if truth is not None:
-        left.plot([], [], color="0.4", linestyle=":", label="exact")
-    left.legend(frameon=False, fontsize=8)
-    return figure
+        _dotted(axes, colors, truth.rewards, truth.matrix)
+    for name, share in zip(weights.rewards, weights.budget, strict=True):
+        axes.axhline(share / weights.steps, color=colors[name], linewidth=0.7, linestyle="--", alpha=0.5, zorder=0)
+    axes.set_title(f"W ({weights.method}); dashed: static")
 
 
-PANELS = {
-    "D": "$D_{i,t}$",
-    "gains": r"gain $\Delta D_{i,t}$",
-    "normalized": "mean-normalised gain",
-    "W": r"W at uniform $\lambda$",
-}
-
-
-def panels_figure(runs: Mapping[str, GainCurves], columns: Sequence[str] = tuple(PANELS)) -> Figure:
-    """Several curves below each other, in the columns of the paper's App. B: D, gain, normalised gain and W.
+def panels_figure(runs: Mapping[str, GainCurves], columns: Sequence[str] = tuple(_PANELS)) -> Figure:
+    """One row of panels per run, with the columns of the paper's App. B: D, gain, normalized gain and W.
 
     D is shifted to 0 at pure noise; it is not a sum of the clipped gains. Bands are 95 % over prompts.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(3.2 * len(columns), 2.6 * len(runs)), layout="constrained")
     grid = figure.subplots(len(runs), len(columns), squeeze=False)
     for line, (title, curves) in zip(grid, runs.items(), strict=True):
-        colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(curves.rewards)}
+        colors = _colors(curves.rewards)
         bands = curves.intervals() if curves.D_prompts is not None else {}
         weights = weigh(curves, dict.fromkeys(curves.rewards, 1.0))
         rows = {
@@ -111,40 +154,40 @@ def panels_figure(runs: Mapping[str, GainCurves], columns: Sequence[str] = tuple
                 axes.axhline(0, color="0.7", linewidth=0.7, zorder=0)
         line[0].set_ylabel(title)
     for axes, column in zip(grid[0], columns, strict=True):
-        axes.set_title(PANELS[column])
+        axes.set_title(_PANELS[column])
     for axes in grid.flat:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.spines[["top", "right"]].set_visible(False)
+        _tidy(axes)
     for axes in grid[-1]:
-        axes.set_xlabel("step t  (1 clean … T noise)")
+        axes.set_xlabel(_STEPS)
     grid[0, 0].legend(frameon=False, fontsize=8)
     return figure
 
 
 def drift_figure(base: GainCurves, trained: GainCurves, titles: tuple[str, str]) -> Figure:
-    """D at two policies on one vertical axis; the inset repeats the second at its own scale (App. B.5)."""
+    """D at two policies on a shared vertical axis; the inset shows the second one at its own scale (App. B.5)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     inset = right.inset_axes((0.45, 0.4, 0.52, 0.55))
-    colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(base.rewards)}
+    colors = _colors(base.rewards)
     for axes, curves in ((left, base), (right, trained), (inset, trained)):
         _lines(axes, colors, curves.rewards, curves.D - curves.D[:, -1:], start=0)
         axes.spines[["top", "right"]].set_visible(False)
     for axes, title in ((left, titles[0]), (right, titles[1])):
         axes.set_title(title)
-        axes.set_xlabel("step t  (1 clean … T noise)")
+        axes.set_xlabel(_STEPS)
     inset.tick_params(labelsize=7)
-    left.set_ylabel(PANELS["D"])
+    left.set_ylabel(_PANELS["D"])
     left.legend(frameon=False, fontsize=8)
     return figure
 
 
 def differences_figure(runs: Sequence[Run], rewards: Sequence[str], against: str = "static") -> Figure | None:
-    """A panel a reward: every method's difference to `against`, a dot a matched (budget, seed) pair, a colour a budget.
+    """One panel per reward with every method's difference to `against`; None if there is no matched pair.
 
-    The bar is the mean with two standard errors over the pairs. None where nothing is matched.
+    Every dot is a matched (budget, seed) pair, coloured by its budget. The bar is the mean with two standard errors
+    over the pairs.
     """
     from matplotlib.figure import Figure
 
@@ -178,7 +221,7 @@ def differences_figure(runs: Sequence[Run], rewards: Sequence[str], against: str
 
 
 def contact_sheet(prompts: Sequence[str], rows: Mapping[str, Tensor], notes: Sequence[str] = ()) -> Figure:
-    """One column a prompt, one line of images (B, 3, H, W) in [0, 1] a row; `notes` stand below the last."""
+    """One column per prompt and one line per entry of `rows`, images (B, 3, H, W) in [0, 1], with notes below."""
     from matplotlib.figure import Figure
 
     per_line = min(len(prompts), 8)
@@ -204,7 +247,36 @@ def contact_sheet(prompts: Sequence[str], rows: Mapping[str, Tensor], notes: Seq
 
 
 def save(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:
-    """Write the figure as `stem`.png and .pdf, without dates or versions inside."""
+    """Write a figure to files without dates or versions inside.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        The figure.
+    stem : Path
+        Path of the files without the suffix; its folder is created.
+    kinds : sequence of str, default ("png", "pdf")
+        Suffixes of the files to write.
+
+    Returns
+    -------
+    list of Path
+        The written files.
+
+    Raises
+    ------
+    RecastError
+        If a file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from matplotlib.figure import Figure
+    >>> from recast.report import figures
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [path.name for path in figures.save(Figure(), Path(folder) / "gains")]
+    ['gains.png', 'gains.pdf']
+    """
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
     paths = []
     try:
@@ -220,8 +292,20 @@ def save(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "pdf")) -> l
     return paths
 
 
+def _colors(names: Iterable[str]) -> dict[str, str]:
+    return {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
+
+
+def _tidy(axes: Axes) -> None:
+    """Whole steps on the horizontal axis, and no frame above and to the right."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def _weight_band(curves: GainCurves, weights: WeightMatrix) -> np.ndarray | None:
-    """The interval of W, where it is the plain Sinkhorn W of exactly these curves."""
+    """The 95 % interval of W; None unless W is the plain Sinkhorn projection of exactly these curves."""
     plain = weights.method == "sinkhorn" and not weights.info.get("shrink")
     if curves.D_prompts is None or not plain or not set(weights.rewards) <= set(curves.rewards):
         return None
@@ -230,7 +314,7 @@ def _weight_band(curves: GainCurves, weights: WeightMatrix) -> np.ndarray | None
 
 def _lines(
     axes: Axes,
-    colors: dict[str, str],
+    colors: Mapping[str, str],
     names: Sequence[str],
     rows: np.ndarray,
     band: np.ndarray | None = None,
@@ -243,6 +327,6 @@ def _lines(
             axes.fill_between(steps, band[0, i], band[1, i], color=colors[name], alpha=0.15, linewidth=0)
 
 
-def _dotted(axes: Axes, colors: dict[str, str], names: Sequence[str], rows: np.ndarray) -> None:
+def _dotted(axes: Axes, colors: Mapping[str, str], names: Sequence[str], rows: np.ndarray) -> None:
     for name, row in zip(names, rows, strict=True):
         axes.plot(np.arange(1, rows.shape[1] + 1), row, color=colors[name], linestyle=":", linewidth=1.5)

@@ -1,4 +1,4 @@
-"""Tables and pictures of pairwise verdicts: win rates as in the paper, and how far the judge can be trusted."""
+"""Tables and image samples of pairwise verdicts: win rates as in the paper, and the reliability of the judge."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from recast.report.compare import Pooled
 from recast.report.render import Cell, Table
 from recast.report.sections import budget_name, cell, shown
 
+__all__ = ["SHOWN", "groups", "names", "sample", "sentences", "tables", "win_rates"]
+
 SHOWN = 12
-"""Decisive wins on the page, and pairs drawn at random beside them."""
+"""Decisive wins per method on the page, and the most random pairs beside them."""
 
 
 def names(verdicts: Verdicts) -> tuple[str, str]:
-    """What the two runs are called; two of one method are told apart."""
+    """The names of the two runs in tables, made distinct if both are of the same method."""
     first, second = shown(verdicts.first), shown(verdicts.second)
     return (first, second) if first != second else (f"{first}, first", f"{second}, second")
 
@@ -34,25 +36,25 @@ def groups(verdicts: Sequence[Verdicts]) -> list[list[Verdicts]]:
 
 
 def tables(verdicts: Sequence[Verdicts]) -> list[Table]:
-    """Two tables for every two methods that were compared."""
+    """Two tables per pair of methods that were compared."""
     made, seen = [], Counter[str]()
     for group in groups(verdicts):
-        for table in (win_rates(group), trust(group)):
-            seen[table.name] += 1  # another judge of the same two
+        for table in (win_rates(group), _reliability(group)):
+            seen[table.name] += 1  # another judge compared the same methods
             made.append(replace(table, name=f"{table.name}-{seen[table.name]}") if seen[table.name] > 1 else table)
     return made
 
 
 def sentences(verdicts: Sequence[Verdicts]) -> list[str]:
-    """What the judge says of every two methods, whichever way it goes."""
+    """One sentence per pair of methods: which one the judge prefers, if any."""
     found = []
     for group in groups(verdicts):
         pairs = sum(len(each.indices) for each in group)
         (first, second), (low, high), rate = names(group[0]), interval(group), mean_rate(group)
-        verdict = f"has no sure preference between {first} and {second}"
+        verdict = f"has no clear preference between {first} and {second}"
         if low > 0.5 or high < 0.5:
             verdict = f"prefers {first} to {second}" if low > 0.5 else f"prefers {second} to {first}"
-        numbers = f"win rate of {first} {rate:.3f} (95 % {low:.3f} to {high:.3f}) in {pairs} pairs"
+        numbers = f"the win rate of {first} is {rate:.3f} (95 % {low:.3f} to {high:.3f}) over {pairs} pairs"
         found.append(f"The pairwise judge {group[0].model} {verdict}: {numbers}.")
     return found
 
@@ -71,8 +73,9 @@ def win_rates(group: Sequence[Verdicts]) -> Table:
         mean, sure = mean_rate(group, aspect), low > 0.5 or high < 0.5
         rows.append((Cell(aspect), *cells, Cell(_number(mean), bold=sure), Cell(f"{_number(low)} to {_number(high)}")))
     notes = (
-        f"Orderings won by {first}, of two for every pair; 0.5 is parity. Faithfulness and aesthetics: of "
-        "those decided. The interval is a bootstrap over prompts; bold: it does not hold 0.5.",
+        f"Share of orderings won by {first}; every pair is shown in both orders, and 0.5 is parity. Faithfulness and "
+        "aesthetics count decided orderings only. The interval is a bootstrap over prompts; a mean is bold if its "
+        "interval excludes 0.5.",
     )
     header = ("win rate", *map(budget_name, budgets), "mean", "95 % interval")
     slug = f"judged-{group[0].first}-{group[0].second}"
@@ -88,8 +91,8 @@ def _number(value: float) -> str:
     return "-" if np.isnan(value) else f"{value:.4f}"
 
 
-def trust(group: Sequence[Verdicts]) -> Table:
-    """What the paper's table does not say: pairs left out, consistency, position bias, contradictions, sure wins."""
+def _reliability(group: Sequence[Verdicts]) -> Table:
+    """Beyond the paper's table: dropped pairs, consistency, position bias, contradictions and decisive wins."""
     first, second = names(group[0])
     rows = []
     for each in group:
@@ -112,19 +115,20 @@ def trust(group: Sequence[Verdicts]) -> Table:
         )
     pending = sum(each.pending for each in group)
     notes = (
-        "Consistent: pairs with the same winner in both orders. First shown: orderings won by the response shown "
-        "first, 0.5 without position bias. Contradictions: the score favours the response not called better. Decided: "
-        "orderings with a winner in faithfulness / aesthetics. Decisive: both orders won with scores 6 and 1, no "
-        f"aspect against it; {first} / {second}." + (f" {pending} pairs have not been asked yet." if pending else ""),
+        "Consistent: share of pairs with the same winner in both orders. First shown: share of orderings won by the "
+        "response shown first, 0.5 without position bias. Contradictions: orderings whose score favours the response "
+        "that was not called better. Decided: share of orderings with a winner in faithfulness / aesthetics. Decisive: "
+        "pairs won in both orders with scores 6 and 1 and not contradicted by an aspect, by "
+        f"{first} / {second}." + (f" {pending} pairs have not been judged yet." if pending else ""),
     )
     header = ("λ", "seed", "pairs", "dropped", "overall, 95 %", "consistent", "first shown", "contradictions")
     name = f"judge-{group[0].first}-{group[0].second}"
-    title = f"How far the judge {group[0].model} can be trusted: {first} against {second}"
+    title = f"Reliability of the judge {group[0].model}: {first} against {second}"
     return Table(name, title, (*header, "decided", "decisive"), tuple(rows), notes)
 
 
 def sample(group: Sequence[Verdicts], most: int = SHOWN, seed: int = 0) -> dict[str, list[tuple[Verdicts, int]]]:
-    """Decisive wins of the first and of the second method, and as many as of the more frequent at random."""
+    """Decisive wins of the first and of the second method, and random pairs, as many as of the more frequent kind."""
     rng = np.random.default_rng(seed)
     everything = [(each, row) for each in group for row in range(len(each.indices))]
     won = [(each, row) for each in group for row in each.decisive()]

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, which opens from disk without a network."""
+"""The web page: one self-contained HTML file that opens from disk without a network."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from recast.report import judged
 from recast.report.render import Table, html
 from recast.report.sections import budget_name, shown
 
-PICTURES = 96
-"""Prompts in the gallery: the first ones, whatever their scores."""
-SMALL, SIDE, QUALITY = 128, 384, 85
-"""Images up to SMALL pixels go in as they are; larger ones as JPEGs of SIDE pixels."""
+__all__ = ["judged_pairs", "page"]
+
+_IMAGES = 96
+"""Prompts in the gallery: the first ones, regardless of their scores."""
+_SMALL, _SIDE, _QUALITY = 128, 384, 85
+"""Images up to _SMALL pixels are embedded unchanged; larger ones as JPEGs of _SIDE pixels and this quality."""
 
 
 def page(
@@ -36,7 +38,27 @@ def page(
     gallery: Sequence[Scores],
     pairs: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The whole page as text."""
+    """The page as text.
+
+    Parameters
+    ----------
+    found : str
+        The summary at the top.
+    alarms : sequence of str
+        Warnings below it.
+    tables : sequence of Table
+        The tables of results.
+    curves : GainCurves or None
+        The curves whose W the reader can solve for other budgets.
+    budget : mapping of str to float
+        λ at which the sliders start.
+    training : sequence of mapping
+        Per run its method, epochs and rewards over epochs.
+    gallery : sequence of Scores
+        The policies whose images are shown side by side.
+    pairs : sequence of mapping
+        Judged pairs (`judged_pairs`).
+    """
     data = {
         "found": found,
         "alarms": list(alarms),
@@ -46,12 +68,14 @@ def page(
         "gallery": _gallery(gallery),
         "judged": list(pairs),
     }
-    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")  # no prompt may end the script, or comment it out
+    # Escaped, so that no prompt can end the script element or open a comment.
+    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     template = (files("recast.report") / "data/page.html").read_text(encoding="utf-8")
     return template.replace("__DATA__", text)
 
 
 def _curves(curves: GainCurves, budget: Mapping[str, float]) -> dict[str, Any]:
+    """Gains with their bands, and what the sliders need to solve W."""
     bands: dict[str, Any] = {}
     if curves.D_prompts is not None:
         intervals = curves.intervals()
@@ -68,12 +92,12 @@ def _curves(curves: GainCurves, budget: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _gallery(policies: Sequence[Scores]) -> dict[str, Any]:
-    """The same prompt and seed by every policy, with all scores."""
+    """The images of every policy for the same prompts and seeds, with all scores."""
     if not policies:
         return {"methods": [], "rewards": [], "items": []}
     rewards = [name for name in policies[0].rewards if all(name in each.rewards for each in policies)]
     items = []
-    for k, image in enumerate(policies[0].images[:PICTURES]):
+    for k, image in enumerate(policies[0].images[:_IMAGES]):
         scores, pictures = {}, {}
         for policy in policies:
             column = policy.values[[policy.rewards.index(name) for name in rewards], k]
@@ -85,7 +109,7 @@ def _gallery(policies: Sequence[Scores]) -> dict[str, Any]:
 
 
 def judged_pairs(verdicts: Sequence[Verdicts], policies: Sequence[Scores]) -> list[dict[str, Any]]:
-    """Decisive wins of either method and a random sample, with the pictures, for every two methods that were judged."""
+    """For every two judged methods, the decisive wins of either one and a random sample, with the images."""
     where = {(each.method, tuple(each.budget.items()), each.seed): each for each in policies}
     where |= {("base", each.budget, each.seed): p for p in policies if p.method == "base" for each in verdicts}
     found = []
@@ -96,7 +120,8 @@ def judged_pairs(verdicts: Sequence[Verdicts], policies: Sequence[Scores]) -> li
         if not chosen["random"]:
             continue
         lists = {
-            name: [_judged(each, row, (first, second), where) for each, row in some] for name, some in chosen.items()
+            name: [_judged_pair(each, row, (first, second), where) for each, row in some]
+            for name, some in chosen.items()
         }
         counts = [sum(len(each.decisive(second=side)) for each in known) for side in (False, True)]
         pairs = sum(len(each.indices) for each in known)
@@ -104,9 +129,10 @@ def judged_pairs(verdicts: Sequence[Verdicts], policies: Sequence[Scores]) -> li
     return found
 
 
-def _judged(
+def _judged_pair(
     verdicts: Verdicts, row: int, names: tuple[str, str], where: Mapping[tuple[str, Budget, int], Scores]
 ) -> dict[str, Any]:
+    """Prompt, images and the verdicts in both orders of one pair."""
     number = verdicts.indices[row]
     runs = [where[method, verdicts.budget, verdicts.seed] for method in (verdicts.first, verdicts.second)]
     images = [_embedded(run.folder / run.images[number]["file"]) for run in runs]
@@ -120,16 +146,16 @@ def _judged(
 
 
 def _embedded(path: Path) -> str:
-    """An image as a data URL, small enough for a page with many."""
+    """An image file as a data URL, reduced if it is large."""
     from PIL import Image
 
     if not path.is_file():
-        raise RecastError(f"{path} is missing: run recast evaluate again, which makes what is not there")
+        raise RecastError(f"{path} is missing: run recast evaluate again to make it")
     with Image.open(path) as image:
-        if max(image.size) <= SMALL:
+        if max(image.size) <= _SMALL:
             return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
         image = image.convert("RGB")
-        image.thumbnail((SIDE, SIDE))
+        image.thumbnail((_SIDE, _SIDE))
         file = io.BytesIO()
-        image.save(file, "JPEG", quality=QUALITY)
+        image.save(file, "JPEG", quality=_QUALITY)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""One table, four ways: for a terminal, in Markdown, in LaTeX and as CSV."""
+"""A table of the report, and its forms in Markdown, LaTeX, HTML and CSV."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import io
 from dataclasses import dataclass, field
 from html import escape
 
+__all__ = ["Cell", "Table", "comma_separated", "html", "latex", "markdown"]
+
 _LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
 _SIGNS = {"≻": r"$\succ$", "λ": r"$\lambda$", "±": r"$\pm$", "−": "$-$", "é": r"\'e", "×": r"$\times$", "≤": r"$\leq$"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, its standard deviation where it has one, and whether it stands out."""
+    """A text, its standard deviation if it has one, and whether it is bold."""
 
     text: str
     spread: str = ""
@@ -22,7 +24,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A title, column names, rows of cells, and sentences below."""
+    """File name, title, column names, rows of cells, and notes below the table."""
 
     name: str
     title: str
@@ -32,7 +34,7 @@ class Table:
 
 
 def markdown(table: Table) -> str:
-    """A pipe table under its title, the notes below it."""
+    """A pipe table below its title, followed by the notes."""
 
     def shown(cell: Cell) -> str:
         text = cell.text.replace("|", r"\|")
@@ -45,7 +47,7 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """A booktabs table, standard deviations as subscripts."""
+    """A booktabs table with standard deviations as subscripts."""
 
     def shown(cell: Cell) -> str:
         text = _escape(cell.text)
@@ -64,7 +66,7 @@ def latex(table: Table) -> str:
 
 
 def html(table: Table) -> str:
-    """A table element with a caption; text is escaped."""
+    """A section with a title, a table and the notes; text is escaped."""
 
     def shown(cell: Cell) -> str:
         text = escape(cell.text)
@@ -83,7 +85,7 @@ def _escape(text: str) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """Text and spread in columns of their own, for whoever computes on."""
+    """CSV with standard deviations in separate columns, for further computation."""
     spreads = [any(row[k].spread for row in table.rows) for k in range(len(table.header))]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")

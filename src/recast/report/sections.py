@@ -1,4 +1,4 @@
-"""The report's tables: pooled, by budget, the ablation, and how sure the differences are."""
+"""The tables of the report: pooled, by budget, the ablation, and differences with intervals."""
 
 from __future__ import annotations
 
@@ -11,47 +11,49 @@ from recast.report import compare
 from recast.report.compare import AGGREGATE, Pooled, Run
 from recast.report.render import Cell, Table
 
-ORDER = ("base", "static", "sinkhorn", "row", "hard", "shared", "reversed", "shuffled")
-NAMES = {"sinkhorn": "ReCAST", "row": "no-Sink", "base": "base"}
-"""What methods are called in tables; the others by their own names."""
+__all__ = ["ablation", "budget_name", "by_budget", "cell", "certainty", "methods", "pooled", "shown"]
+
+_ORDER = ("base", "static", "sinkhorn", "row", "hard", "shared", "reversed", "shuffled")
+_NAMES = {"sinkhorn": "ReCAST", "row": "no-Sink"}
+"""Methods with another name in tables than in recipes."""
 
 
 def methods(runs: Sequence[Run]) -> list[str]:
-    """Those that were run, in the order of the tables."""
-    return sorted({run.method for run in runs}, key=lambda name: (ORDER.index(name) if name in ORDER else 99, name))
+    """The methods of some runs, in the order of the tables."""
+    return sorted({run.method for run in runs}, key=lambda name: (_ORDER.index(name) if name in _ORDER else 99, name))
 
 
 def shown(method: str) -> str:
     """A method's name in a table."""
-    return NAMES.get(method, method)
+    return _NAMES.get(method, method)
 
 
 def budget_name(budget: Budget) -> str:
-    """(1, 2, 1), in the order of the rewards."""
+    """A budget such as (1, 2, 1), in the order of the rewards."""
     return "(" + ", ".join(f"{weight:g}" for _, weight in budget) + ")"
 
 
-def digits(numbers: Sequence[float]) -> int:
-    """Three decimals, or two for a reward on a larger scale (the paper's HPSv3)."""
+def _digits(numbers: Sequence[float]) -> int:
+    """Decimal places: three, or two for a reward on a larger scale, as the paper has it for HPSv3."""
     known = [abs(number) for number in numbers if np.isfinite(number)]
     return 2 if known and max(known) >= 7 else 3
 
 
 def cell(entry: Pooled, places: int, bold: bool = False) -> Cell:
-    """A mean with its standard deviation over seeds."""
+    """A cell with a mean and its standard deviation over seeds."""
     if not np.isfinite(entry.mean):
         return Cell("-")
     return Cell(f"{entry.mean:.{places}f}", "" if np.isnan(entry.std) else f"{entry.std:.{places}f}", bold)
 
 
 def pooled(runs: Sequence[Run], rewards: Sequence[str], title: str, name: str, aggregate: bool = True) -> Table:
-    """Tab. trainreward: every method's mean of the seed-level means, wins of ReCAST over static, the better in bold."""
+    """Tab. trainreward: every method's mean of the seed-level means, and wins of ReCAST over static."""
     found = methods(runs)
     matched = compare.pairs(runs, "sinkhorn", "static")
     rows = []
     for reward in ([AGGREGATE] if aggregate else []) + list(rewards):
         entries = {method: _entry(runs, method, reward) for method in found}
-        places = digits([entry.mean for entry in entries.values()])
+        places = _digits([entry.mean for entry in entries.values()])
         best = _best(entries, places)
         cells = [cell(entries[method], places, method in best) for method in found]
         won, count = compare.wins(matched, reward)
@@ -59,14 +61,15 @@ def pooled(runs: Sequence[Run], rewards: Sequence[str], title: str, name: str, a
     seeds = len({run.seed for run in runs if run.method != "base"})
     budgets = len({run.budget for run in runs if run.method != "base"})
     note = (
-        f"Mean of the seed-level means, ± the standard deviation over seeds ({seeds} seeds, {budgets} budgets). win: "
-        "in how many matched (budget, seed) pairs ReCAST is above static. Bold: the better of both, or both."
+        f"Mean of the seed-level means ± the standard deviation over seeds ({seeds} seeds, {budgets} budgets). The "
+        "column win counts the matched (budget, seed) pairs in which ReCAST is above static. The better of the two is "
+        "bold, or both if they agree."
     )
     return Table(name, title, ("reward", *map(shown, found), "win"), tuple(rows), (note,))
 
 
 def _entry(runs: Sequence[Run], method: str, reward: str) -> Pooled:
-    """The base has no budget of its own: its aggregate is averaged over those of the others."""
+    """One entry of the pooled table; the aggregate of the base is averaged over the budgets of the other methods."""
     found = compare.of(runs, method)
     if method != "base" or reward != AGGREGATE:
         return compare.pool(found, reward) if method != "base" else Pooled(found[0].mean(reward), np.nan)
@@ -76,7 +79,7 @@ def _entry(runs: Sequence[Run], method: str, reward: str) -> Pooled:
 
 
 def _best(entries: dict[str, Pooled], places: int) -> set[str]:
-    """The better of static and ReCAST at the printed precision; both where they agree."""
+    """The better of static and ReCAST at the printed precision; both if they agree."""
     if not {"static", "sinkhorn"} <= entries.keys():
         return set()
     static, ours = (round(entries[method].mean, places) for method in ("static", "sinkhorn"))
@@ -84,21 +87,21 @@ def _best(entries: dict[str, Pooled], places: int) -> set[str]:
 
 
 def by_budget(runs: Sequence[Run], rewards: Sequence[str], title: str, name: str, aggregate: bool = True) -> Table:
-    """Tab. perlam: static and ReCAST at each budget, the better in bold, and the Pareto verdict of App. D."""
+    """Tab. perlam: static and ReCAST at each budget, the better in bold, and the Pareto dominance of App. D."""
     columns = ([AGGREGATE] if aggregate else []) + list(rewards)
     tables = {method: compare.by_budget(runs, method, rewards) for method in ("static", "sinkhorn")}
     rows = []
     for budget in (each for each in tables["static"] if each in tables["sinkhorn"]):
         static, ours = (tables[method][budget] for method in ("static", "sinkhorn"))
         means = [{reward: table[reward].mean for reward in rewards} for table in (ours, static)]
-        verdict = compare.pareto(means[0], means[1], rewards)
-        words = {"first": "ReCAST ≻ static", "second": "static ≻ ReCAST"}.get(verdict, verdict)
+        dominance = compare.pareto(means[0], means[1], rewards)
+        words = {"first": "ReCAST ≻ static", "second": "static ≻ ReCAST"}.get(dominance, dominance)
         for method, table in (("static", static), ("sinkhorn", ours)):
             cells = []
             for reward in columns:
-                places = digits([static[reward].mean, ours[reward].mean])
+                places = _digits([static[reward].mean, ours[reward].mean])
                 best = _best({"static": static[reward], "sinkhorn": ours[reward]}, places)
-                cells.append(cell(table[reward], places, best == {method}))  # neither where the two agree
+                cells.append(cell(table[reward], places, best == {method}))  # neither if the two agree
             first = budget_name(budget) if method == "static" else ""
             rows.append((Cell(first), Cell(shown(method)), *cells, Cell(words if method == "static" else "")))
     header = ("λ", "method", *("aggregate r" if each == AGGREGATE else each for each in columns), "Pareto")
@@ -106,7 +109,7 @@ def by_budget(runs: Sequence[Run], rewards: Sequence[str], title: str, name: str
 
 
 def ablation(runs: Sequence[Run]) -> Table | None:
-    """Tab. sinkhorn-ablation: the aggregate at each budget, and what kernel and projection add; None without `row`."""
+    """Tab. sinkhorn-ablation: the aggregate at each budget, and the parts of kernel and projection; needs `row`."""
     order = ("static", "row", "sinkhorn")
     if not all(compare.of(runs, method) for method in order):
         return None
@@ -120,7 +123,7 @@ def ablation(runs: Sequence[Run]) -> Table | None:
         rows.append((Cell(shown(method)), *cells, Cell(f"{np.mean(means):.4f}")))
     kernel, projection = compare.decompose(runs)
     note = (
-        f"Of ReCAST's {kernel + projection:+.3f} over static, the adaptive kernel alone makes {kernel:+.3f} "
+        f"Of ReCAST's {kernel + projection:+.3f} over static, the adaptive kernel alone contributes {kernel:+.3f} "
         f"and the Sinkhorn projection {projection:+.3f}."
     )
     header = ("method", *map(budget_name, budgets), "mean")
@@ -128,7 +131,7 @@ def ablation(runs: Sequence[Run]) -> Table | None:
 
 
 def certainty(runs: Sequence[Run], rewards: Sequence[str], against: str = "static") -> Table | None:
-    """Differences to static with 95 % intervals over prompts, and a sign test over matched pairs; beyond the paper."""
+    """Differences to static with 95 % intervals over prompts and a sign test over matched pairs (beyond the paper)."""
     rows = []
     for method in methods(runs):
         matched = compare.pairs(runs, method, against)
@@ -150,8 +153,8 @@ def certainty(runs: Sequence[Run], rewards: Sequence[str], against: str = "stati
     if not rows:
         return None
     notes = (
-        "The interval is a paired bootstrap over prompts, for these runs; the sign test is over matched (budget, seed) "
-        "pairs, ties left out. Bold: the interval does not hold 0.",
+        "The interval is a paired bootstrap over prompts, for these runs. The sign test is over matched (budget, seed) "
+        "pairs, without ties. A difference is bold if its interval excludes 0.",
     )
     header = ("method", "reward", f"− {shown(against)}", "95 % interval", "win", "p (sign test)")
-    return Table("certainty", f"How sure are the differences to {shown(against)}?", header, tuple(rows), notes)
+    return Table("certainty", f"Differences to {shown(against)} and their certainty", header, tuple(rows), notes)

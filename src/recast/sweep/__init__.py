@@ -1,1 +1,3 @@
-"""`recast run` and `recast sweep`: every stage of a recipe, and comparisons over methods, budgets and seeds."""
+"""`recast run` and `recast sweep`: all stages of a recipe, and comparisons over methods, budgets and seeds."""
+
+__all__: list[str] = []

@@ -1,7 +1,7 @@
 """The jobs of a comparison: one policy per method, budget and seed, and which of them are done or stale.
 
-A job is one trained policy in a folder of its own, `RUN/[BUDGET/]METHOD-sSEED`; RUN/base is the untrained one. Jobs are
-the public commands `recast train` and `recast evaluate`, so that a queue can run them as well.
+The folder of a job is `RUN/[BUDGET/]METHOD-sSEED`, or RUN/base for the untrained policy. A job consists of the public
+commands `recast train` and `recast evaluate`, so that a job queue can run it as well.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from recast.progress import no_progress
 from recast.train import stage as training
 from recast.weigh import weigh
 
+__all__ = ["Job", "budgets_of", "command_lines", "facts", "finished", "jobs_of", "prepare", "run_here", "set_aside"]
+
 
 @dataclass(frozen=True)
 class Job:
-    """One policy to train and evaluate, or, without a method, the base to evaluate."""
+    """One policy to train and evaluate; without a method, the base, which is only evaluated."""
 
     folder: Path
     method: Method | None
@@ -34,26 +36,26 @@ class Job:
     overrides: tuple[str, ...]
 
     def commands(self, recipe: Path) -> list[list[str]]:
-        """What `recast` is called with, one after the other."""
+        """The arguments of the `recast` commands, in the order in which they run."""
         tail = [str(recipe), *self.overrides, "--out", str(self.folder)]
         if self.method is None:
             return [["evaluate", *tail, "--base"]]
         return [["train", *tail], ["evaluate", *tail]]
 
     def epochs_done(self) -> int:
-        """The number of epochs that are logged."""
+        """The number of epochs in the training log."""
         path = self.folder / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
 def budgets_of(recipe: Recipe, given: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """The given budgets; else, as in the paper, every reward alike and then each of them doubled, the last first."""
+    """The given budgets; by default the paper's: equal ones, then each reward doubled in turn, the last one first."""
     if recipe.world.kind != "images":
-        raise RecastError(f"a sweep trains policies that make images, and world.kind = {recipe.world.kind} has none")
+        raise RecastError(f"a sweep needs world.kind = images, not {recipe.world.kind}, which has no policy to train")
     names = list(recipe.rewards)
     for name in (name for budget in given for name in budget):
         if name not in names:
-            raise RecastError(f"sweep.budgets names {name!r}, but the recipe's rewards are {', '.join(names)}")
+            raise RecastError(f"sweep.budgets contains {name!r}, but the rewards of the recipe are {', '.join(names)}")
     if given:
         return [dict(budget) for budget in given]
     even = dict.fromkeys(names, 1.0)
@@ -63,7 +65,7 @@ def budgets_of(recipe: Recipe, given: Sequence[Mapping[str, float]]) -> list[dic
 def jobs_of(
     recipe: Recipe, out: Path, methods: Sequence[Method], seeds: Sequence[int], budgets: Sequence[Mapping[str, float]]
 ) -> list[Job]:
-    """The base, then every (seed, budget, method), matched by construction: only W differs within a pair."""
+    """The base, then one job per seed, budget and method; only W differs between the methods."""
     jobs = [Job(out / "base", None, (), recipe.train.seed, ())]
     for seed in seeds:
         for budget in budgets:
@@ -77,9 +79,9 @@ def jobs_of(
 
 
 def prepare(recipe: Recipe, path: Path, curves: GainCurves, job: Job) -> str | None:
-    """W of a job in its folder; what was made with other settings is set aside, and the sentence says so."""
+    """Write W into the folder of a job and set aside results of other settings; a sentence about it, or None."""
     settings = config.load(path, job.overrides)
-    said = None
+    note = None
     if job.method is not None:
         entropic = job.method in ("sinkhorn", "reversed", "shuffled")
         matrix = weigh(
@@ -90,12 +92,13 @@ def prepare(recipe: Recipe, path: Path, curves: GainCurves, job: Job) -> str | N
             shrink=recipe.weigh.shrink and job.method != "static",
             seed=recipe.weigh.seed,
         )
-        said = _refresh_training(settings, job.folder, matrix)
+        note = _refresh_training(settings, job.folder, matrix)
         matrix.save(job.folder / "weights.json")
-    return _refresh_scores(settings, job) or said
+    return _refresh_scores(settings, job) or note
 
 
 def _refresh_training(settings: Recipe, folder: Path, matrix: WeightMatrix) -> str | None:
+    """Set aside a training of other settings."""
     try:
         training.check_stale(settings, folder, matrix)
     except StaleError as error:
@@ -104,12 +107,13 @@ def _refresh_training(settings: Recipe, folder: Path, matrix: WeightMatrix) -> s
 
 
 def _refresh_scores(settings: Recipe, job: Job) -> str | None:
+    """Set aside scores of other settings or of an earlier epoch."""
     folder, lora = job.folder / "scores", None if job.method is None else job.folder / "lora"
     if not folder.is_dir():
         return None
     try:
         if not _trained(settings, job):
-            raise StaleError(f"{folder} holds images of an earlier epoch")
+            raise StaleError(f"{folder} contains images of an earlier epoch")
         evaluation.check_stale(settings, folder, lora)
     except StaleError as error:
         return set_aside(folder, error)
@@ -117,18 +121,18 @@ def _refresh_scores(settings: Recipe, job: Job) -> str | None:
 
 
 def _trained(settings: Recipe, job: Job) -> bool:
-    """Whether a job's last epoch is done; the base has none."""
+    """Whether a job is trained to its last epoch; True for the base."""
     return job.method is None or training.finished(settings, job.folder)
 
 
 def finished(path: Path, job: Job) -> bool:
-    """Whether a job that `prepare` has checked has nothing left to do."""
+    """Whether nothing is left to do for a job that `prepare` has checked."""
     settings = config.load(path, job.overrides)
     return _trained(settings, job) and evaluation.complete(settings, job.folder / "scores")
 
 
 def run_here(job: Job, recipe: Path) -> None:
-    """Run a job in this process, as one of a launcher's."""
+    """Run a job in this process, together with the other processes of the launcher."""
     settings = config.load(recipe, job.overrides)
     if job.method is not None:
         training.train(settings, job.folder)
@@ -137,21 +141,21 @@ def run_here(job: Job, recipe: Path) -> None:
 
 
 def set_aside(folder: Path, reason: Exception) -> str:
-    """Rename what is stale; nothing is deleted, since images may have been paid for."""
+    """Rename a stale folder and return a sentence about it; images may have been paid for, so nothing is deleted."""
     number = 1
     while (target := folder.with_name(f"{folder.name}.stale-{number}")).exists():
         number += 1
     folder.rename(target)
-    return f"{str(reason).partition(': choose')[0]}; it is now {target.name}, and is made anew"
+    return f"{str(reason).partition(': choose')[0]}; it was renamed to {target.name} and is made again"
 
 
 def command_lines(jobs: Sequence[Job], recipe: Path) -> list[str]:
-    """One line a job for a queue; matched jobs are neighbours."""
+    """One shell command per job, for a job queue; matched jobs are adjacent."""
     return [" && ".join("recast " + shlex.join(words) for words in job.commands(recipe)) for job in jobs]
 
 
 def facts(jobs: Sequence[Job]) -> dict[str, Any]:
-    """How many of what, for a line before the work begins."""
+    """The numbers of methods, budgets, seeds and runs."""
     trained = [job for job in jobs if job.method is not None]
     return {
         "methods": len({job.method for job in trained}),

@@ -1,4 +1,4 @@
-"""`recast run` and `recast sweep`: every stage of a recipe, skipped where nothing has changed."""
+"""`recast run` and `recast sweep`: all stages of a recipe, skipped if nothing has changed."""
 
 from __future__ import annotations
 
@@ -24,22 +24,35 @@ from recast.sweep.jobs import Job
 
 __all__ = ["Observer", "compare", "cost_sentence", "curves_of"]
 
-Watch = Callable[[Mapping[Job, str]], None]
+_Watch = Callable[[Mapping[Job, str]], None]
 _PAPER_ROLLOUTS = 16
 
 
 @dataclass(frozen=True)
 class Observer:
-    """Callbacks that display a run: sentences, progress bars, the estimate's status, and the running jobs."""
+    """Callbacks that display a run; by default nothing is displayed.
+
+    Parameters
+    ----------
+    note : callable
+        Takes a sentence.
+    progress : Progress
+        Wraps the loop over proposals.
+    estimating : callable
+        Returns a context manager that yields the callback for the status of the estimate, or None.
+    running : callable
+        Takes the jobs and their number of epochs; returns a context manager that yields a callback for the running
+        jobs and their current command.
+    """
 
     note: Callable[[str], None] = lambda _: None
     progress: Progress = no_progress
     estimating: Callable[[], AbstractContextManager[Any]] = nullcontext
-    running: Callable[[Sequence[Job], int], AbstractContextManager[Watch]] = lambda *_: nullcontext(lambda _: None)
+    running: Callable[[Sequence[Job], int], AbstractContextManager[_Watch]] = lambda *_: nullcontext(lambda _: None)
 
 
 def curves_of(recipe: Recipe, out: Path, observer: Observer) -> tuple[GainCurves, GainCurves | None]:
-    """Proposals, then gain curves, and the exact ones where they are known; stale results are set aside."""
+    """Make proposals and gain curves: the curves, and the exact ones if known. Stale results are set aside."""
     if recipe.world.kind == "images":
         if processes.RANK == 0:
             _fresh(lambda: proposing.propose(recipe, out, observer.progress), out / "proposals", observer)
@@ -57,11 +70,11 @@ def curves_of(recipe: Recipe, out: Path, observer: Observer) -> tuple[GainCurves
 
 
 def _fresh(call: Callable[[], Any], folder: Path, observer: Observer) -> Any:
-    """What a stage makes; made once more from nothing if its folder belongs to other settings."""
+    """The result of a stage; if its folder is stale, the folder is set aside and the stage is run again."""
     try:
         return call()
     except StaleError as error:
-        if processes.COUNT > 1:  # the others have seen the old folder
+        if processes.COUNT > 1:  # the other processes have seen the old folder
             raise
         observer.note(f"note: {jobs.set_aside(folder, error)}")
         return call()
@@ -70,19 +83,19 @@ def _fresh(call: Callable[[], Any], folder: Path, observer: Observer) -> Any:
 def compare(
     recipe: Recipe, out: Path, curves: GainCurves, planned: Sequence[Job], most: int | None, observer: Observer
 ) -> reporting.Report | None:
-    """Train and evaluate every job, `most` at a time, then report; None on all processes but the first.
+    """Train and evaluate all jobs, at most `most` at a time, and report; None on all processes but the first.
 
-    Under a launcher jobs run one after the other, each on all processes.
+    Under a launcher, the jobs run in sequence, each on all processes.
     """
     path = out / "recipe.yaml"
     if processes.RANK == 0:
         recipe.save(path)
         for job in planned:
-            said = jobs.prepare(recipe, path, curves, job)
-            if said is not None:
-                observer.note(f"note: {said}")
+            note = jobs.prepare(recipe, path, curves, job)
+            if note is not None:
+                observer.note(f"note: {note}")
     processes.wait()
-    # The base is short: last, where a device is free.
+    # The base only has to be evaluated: last, on the first free device.
     order = sorted((job for job in planned if not jobs.finished(path, job)), key=lambda job: job.method is None)
     if processes.COUNT > 1:
         for job in order:
@@ -99,7 +112,7 @@ def compare(
 
 
 def cost_sentence(recipe: Recipe, curves: GainCurves, weights: WeightMatrix, exact: WeightMatrix | None) -> str:
-    """What the curves cost compared with Alg. 1, and how far W is from the exact one where that is known."""
+    """A sentence about the cost of the curves compared with Alg. 1, and the distance of W from the exact W if known."""
     settings = recipe.estimate
     spent = int(curves.provenance["velocity_evaluations"])
     cost = f"W comes from {spent:,} velocity evaluations"

@@ -1,4 +1,4 @@
-"""Running jobs on the local devices, each in a process of its own."""
+"""Run jobs on the local devices, each in a separate process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ from recast.errors import RecastError
 if TYPE_CHECKING:
     from recast.sweep.jobs import Job
 
+__all__ = ["PARENT", "end_with_parent", "environment", "run_jobs", "workers_here"]
+
 PARENT = "RECAST_PARENT"
-"""The process that a job ends with: set for jobs, so that none goes on when `recast run` was killed."""
+"""Environment variable with the process that started a job, so that no job continues after `recast run` was killed."""
 
 
 def run_jobs(jobs: Sequence[Job], recipe: Path, workers: int, watch: Callable[[Mapping[Job, str]], None]) -> None:
-    """Run jobs on the local devices, `workers` at a time; the first that fails stops new ones and is the error."""
+    """Run jobs on the local devices, `workers` at a time; the first failure stops all of them and is raised.
+
+    `watch` is called twice a second with the running jobs and their current command.
+    """
     slots: queue.Queue[int] = queue.Queue()
     for slot in range(workers):
         slots.put(slot)
@@ -60,7 +65,7 @@ def run_jobs(jobs: Sequence[Job], recipe: Path, workers: int, watch: Callable[[M
 
 @contextmanager
 def _looking(running: Mapping[Job, str], watch: Callable[[Mapping[Job, str]], None]) -> Iterator[None]:
-    """Tell `watch` twice a second what is being done."""
+    """Call `watch` twice a second with the running jobs."""
     done = threading.Event()
 
     def look() -> None:
@@ -78,7 +83,7 @@ def _looking(running: Mapping[Job, str], watch: Callable[[Mapping[Job, str]], No
 
 
 def _call(words: Sequence[str], slot: int, workers: int, stop: threading.Event) -> None:
-    """One command in a process of its own, which ends when this one does."""
+    """Run one command in a separate process, which ends when this one does; its error is raised as RecastError."""
     process = subprocess.Popen(
         [sys.executable, "-m", "recast", *words],
         env=os.environ | environment(slot, workers),
@@ -99,15 +104,14 @@ def _call(words: Sequence[str], slot: int, workers: int, stop: threading.Event) 
             process.kill()
     reader.join(10)
     if process.returncode and not stop.is_set():
-        said = [line.strip() for line in lines if line.strip()]
-        reason = next(
-            (line.removeprefix("error: ") for line in said if line.startswith("error: ")), (said or ["?"])[-1]
-        )
+        output = [line.strip() for line in lines if line.strip()]
+        errors = [line.removeprefix("error: ") for line in output if line.startswith("error: ")]
+        reason = (errors[:1] or output[-1:] or ["it printed no error"])[0]
         raise RecastError(f"`recast {shlex.join(words)}` failed: {reason}")
 
 
 def environment(slot: int, workers: int) -> dict[str, str]:
-    """What gives a job its own GPU, or its share of the cores."""
+    """Environment variables that give a job its own GPU, or its share of the cores."""
     import torch
 
     found = {PARENT: str(os.getpid()), "TRANSFORMERS_VERBOSITY": "error"}
@@ -119,14 +123,14 @@ def environment(slot: int, workers: int) -> dict[str, str]:
 
 
 def workers_here() -> int:
-    """Jobs at a time: one a GPU, or one a core."""
+    """The number of jobs to run at a time: one per GPU, or one per core."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else processes.cores()
 
 
 def end_with_parent() -> None:
-    """In a job: end as soon as the process that started it is gone."""
+    """End this process, if it is a job, as soon as the process that started it has ended."""
     parent = os.environ.get(PARENT)
     if parent is None:
         return

@@ -1,4 +1,4 @@
-"""`recast weigh`: gain curves and a budget to the weight matrix W."""
+"""`recast weigh`: from gain curves and a budget to the weight matrix W."""
 
 from recast.core.weights import METHODS, Method
 from recast.weigh.stage import static, weigh

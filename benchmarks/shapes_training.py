@@ -1,12 +1,12 @@
-"""Training on the embedded world: which normalisation, what ReCAST and static reach, and what happens past the plateau.
+"""Training on the embedded world: the choice of normalization, ReCAST against static, and training past the plateau.
 
     python benchmarks/shapes_training.py
 
-Three blocks of runs of recipes/shapes.yaml, two at a time with one thread each; every number is of the averaged
-adapter, four images a prompt. `choice`: both normalisations, scored on the validation prompts, another seed.
-`methods`: the recipe as it stands with static, Sinkhorn and time-reversed W, three seeds, scored on the held-out
-prompts. `overshoot`: with the paper's penalty (1e-4) and learning rate, and for longer. Writes
-results/shapes_training.json beside this file; about half an hour on two cores.
+Three blocks of runs of recipes/shapes.yaml, two at a time with one thread each; every number is measured on the
+averaged adapter, with four images per prompt. `choice`: both normalizations, scored on the validation prompts, with
+other seeds. `methods`: the recipe with static, Sinkhorn and time-reversed W, three seeds, scored on the held-out
+prompts. `overshoot`: with DiffusionNFT's KL weight (1e-4) and the paper's learning rate, and for longer. Writes
+results/shapes_training.json in this folder; takes about half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 RECIPE = Path(__file__).parents[1] / "recipes/shapes.yaml"
 LINES = RESULTS / "shapes_training.jsonl"
-"""A line a finished run: what is there is not run again. Remove it to measure anew."""
+"""One line per finished run, which is not run again. Remove the file to measure again."""
 REPEATS, SEED = 4, 42
 TRAINED = ("composition", "alignment", "detail", "background")
 HELD_OUT = ("census",)
@@ -30,7 +30,7 @@ LONGER = ("train.kl_weight=1e-4", "train.epochs=48", "train.learning_rate=3e-4")
 
 
 def evaluate(policy: Any, split: str) -> dict[str, float]:
-    """The mean of every reward over a split's prompts, `REPEATS` images each, the same seeds for every policy."""
+    """The mean of every reward over the prompts of a split, `REPEATS` images each, the same seeds for all policies."""
     import numpy as np
 
     from recast import prompts
@@ -40,9 +40,9 @@ def evaluate(policy: Any, split: str) -> dict[str, float]:
     rows = prompts.load(f"shapes:{split}") * REPEATS
     texts = [row["prompt"] for row in rows]
     images = generate(policy, texts, [SEED + k for k in range(len(rows))], steps=10)
-    judges = {name: base.load(name) for name in (*TRAINED, *HELD_OUT)}
-    means = np.nanmean(base.score(judges, images, texts, rows), axis=1)
-    found = dict(zip(judges, means.tolist(), strict=True))
+    models = {name: base.load(name) for name in (*TRAINED, *HELD_OUT)}
+    means = np.nanmean(base.score(models, images, texts, rows), axis=1)
+    found = dict(zip(models, means.tolist(), strict=True))
     return {"mean": sum(found[name] for name in TRAINED) / len(TRAINED), **found}
 
 
@@ -59,7 +59,7 @@ def run(job: tuple[str, str, str, list[str], str]) -> dict[str, Any]:
     curves = GainCurves.load(gains)
     weights = weigh(curves, dict.fromkeys(curves.rewards, 1.0), method)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
-        accelerator = stage._accelerator(recipe, Path(folder))
+        accelerator = stage.accelerator_of(recipe, Path(folder))
         trainer = stage.build(recipe, weights, prompts.load(recipe.train.prompts), accelerator)
         scores: dict[str, Any] = {}
         while trainer.position.epoch < recipe.train.epochs:
@@ -76,7 +76,7 @@ def run(job: tuple[str, str, str, list[str], str]) -> dict[str, Any]:
 
 
 def jobs(gains: str) -> list[tuple[str, str, str, list[str], str]]:
-    """Every run."""
+    """All runs."""
     both = ("static", "sinkhorn")
     found = [
         ("choice", method, "validation", [f"train.seed={seed}", f"train.normalize={mode}"])
@@ -90,12 +90,12 @@ def jobs(gains: str) -> list[tuple[str, str, str, list[str], str]]:
 
 
 def finished() -> list[dict[str, Any]]:
-    """The runs that are done."""
+    """The finished runs."""
     return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.exists() else []
 
 
 def describe(job: Any) -> tuple[str, str, tuple[str, ...]]:
-    """What makes a run: its block, method and settings."""
+    """What identifies a run: its block, method and settings."""
     block, method, changes = (
         (job["block"], job["method"], job["overrides"]) if isinstance(job, dict) else (job[0], job[1], job[3])
     )
@@ -103,19 +103,20 @@ def describe(job: Any) -> tuple[str, str, tuple[str, ...]]:
 
 
 def measure_gains(folder: Path) -> str:
-    """Curves of the recipe; the path of gains.json."""
+    """Estimate the curves of the recipe; returns the path of gains.json."""
     from recast import config
     from recast.estimate import stage
+    from recast.progress import no_progress
     from recast.propose.stage import propose
 
     recipe = config.load(RECIPE)
-    propose(recipe, folder, lambda items, *_: items)
-    stage.estimate(recipe, folder, lambda items, *_: items)
+    propose(recipe, folder, no_progress)
+    stage.estimate(recipe, folder, no_progress)
     return str(folder / "gains.json")
 
 
 def main() -> None:
-    """Run everything, print and write."""
+    """Run everything, print and write the results."""
     os.environ["OMP_NUM_THREADS"] = "1"
     from recast import config
     from recast.core import artifact

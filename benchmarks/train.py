@@ -1,11 +1,11 @@
-"""What training costs beside its bare passes, ReCAST beside static, and memory over epochs.
+"""The overhead of training over its bare passes, the time of ReCAST relative to static, and memory over epochs.
 
     python benchmarks/train.py
 
-On the shapes recipe, one thread. The update (noise, mixing, loss, metrics, optimizer) is timed in turns with a bare
-loop of exactly its forward and backward passes. Then whole epochs with a static W and with an uneven W are timed in
-turns: only W differs. Resident memory is read after every epoch. Writes results/train.json beside this file; about
-four minutes.
+On the shapes recipe with one thread. The update (noise, mixing, loss, metrics, optimizer) is timed alternately with a
+bare loop of exactly its forward and backward passes. Then whole epochs with a static W and with an uneven W, which
+differ only in W, are timed alternately. Resident memory is read after every epoch. Writes results/train.json in this
+folder; takes about four minutes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ RECIPE = Path(__file__).parents[1] / "recipes/shapes.yaml"
 ROUNDS, EPOCHS = 7, 12
 
 
-def uneven(sigmas: list[float], even: bool) -> WeightMatrix:
-    """A W over the recipe's four rewards: the budget at every step, or much of it at some."""
+def weights_of(sigmas: list[float], even: bool) -> WeightMatrix:
+    """A W over the recipe's four rewards: the same weights at every step, or alternating ones."""
     steps = len(sigmas) - 1
     table = np.full((4, steps), 0.25 / steps)
     if not even:
@@ -44,19 +44,18 @@ def make(folder: Path, even: bool) -> Trainer:
     """A trainer of the shapes recipe."""
     recipe = config.load(RECIPE)
     sigmas = sd3.load(recipe.policy).sigmas(recipe.estimate.steps)
-    accelerator = stage._accelerator(recipe, folder)
-    rows = prompts.load(
-        recipe.train.prompts, recipe.train.prompts_per_epoch
-    )  # one epoch's, so that all embeddings are kept soon
-    return stage.build(recipe, uneven(sigmas, even), rows, accelerator)
+    accelerator = stage.accelerator_of(recipe, folder)
+    # The prompts of one epoch, so that all embeddings are cached after it.
+    rows = prompts.load(recipe.train.prompts, recipe.train.prompts_per_epoch)
+    return stage.build(recipe, weights_of(sigmas, even), rows, accelerator)
 
 
 def bare(trainer: Trainer, calls: int) -> float:
-    """Seconds of the passes of one update: old, base where it is asked, and the trained policy forth and back."""
-    plan, policy = trainer.plan, trainer.policy
-    x = torch.randn(plan.micro, *policy.latent_shape)
-    sigma = torch.rand(plan.micro) * 0.8 + 0.1
-    condition = policy.condition([trainer.rows[k % len(trainer.rows)]["prompt"] for k in range(plan.micro)])
+    """Seconds of the passes of one update: old policy, base if needed, and the trained policy forward and backward."""
+    size, policy = trainer.batches.micro, trainer.policy
+    x = torch.randn(size, *policy.latent_shape)
+    sigma = torch.rand(size) * 0.8 + 0.1
+    condition = policy.condition([trainer.rows[k % len(trainer.rows)]["prompt"] for k in range(size)])
     begun = time.perf_counter()
     for _ in range(calls):
         with torch.no_grad():
@@ -67,23 +66,23 @@ def bare(trainer: Trainer, calls: int) -> float:
 
 
 def overhead(trainer: Trainer) -> float:
-    """Seconds of an update over those of its bare passes."""
+    """Seconds of an update divided by those of its bare passes."""
     data, rewards = trainer._rollout(0, lambda *_: None)
-    members = torch.arange(trainer.plan.total) // trainer.plan.images
+    members = torch.arange(trainer.batches.total) // trainer.batches.images
     good = advantage.optimality(advantage.advantages(rewards, members, trainer.weights)).float()
     ratios = []
     for turn in range(ROUNDS + 1):
-        loop = bare(trainer, trainer.plan.accumulation)
+        loop = bare(trainer, trainer.batches.accumulation)
         trainer.optimizer.optimizer.zero_grad()
         begun = time.perf_counter()
-        trainer._update(data, good, turn % trainer.plan.updates)
+        trainer._update(data, good, turn % trainer.batches.updates)
         ratios.append((time.perf_counter() - begun) / loop)
     print("update over bare passes:", [round(ratio, 3) for ratio in ratios[1:]], flush=True)
     return statistics.median(ratios[1:])
 
 
 def epochs(folder: Path) -> tuple[float, list[float]]:
-    """Seconds of a ReCAST epoch over those of a static one, and the largest memory after every epoch, in MiB."""
+    """Seconds of a ReCAST epoch divided by those of a static one, and peak memory in MiB after every epoch."""
     trainers = {even: make(folder, even) for even in (True, False)}
     times: dict[bool, list[float]] = {True: [], False: []}
     memory = []
@@ -99,7 +98,7 @@ def epochs(folder: Path) -> tuple[float, list[float]]:
 
 
 def main() -> None:
-    """Measure, print, and write."""
+    """Measure, print and write the results."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         trainer = make(Path(name), False)

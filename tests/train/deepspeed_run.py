@@ -14,7 +14,7 @@ from test_train_processes import TORCHRUN, adapters, command, lines, run
 from recast import WeightMatrix, config
 from recast.flow import sd3
 
-SMALL = "train.micro_batch=2"  # two calls behind an optimizer step
+SMALL = "train.micro_batch=2"  # two micro-batches per optimizer step
 LORA = "lora/pytorch_lora_weights.safetensors"
 
 
@@ -30,11 +30,11 @@ def main(folder: Path) -> None:
     sigmas = sd3.load(config.policy(model="shapes")).sigmas(4)
     WeightMatrix(("detail", "rewards:Deadly"), sigmas, table, table.sum(1)).save(folder / "weights.json")
     ddp = folder / "ddp"
-    plan = train(ddp).splitlines()[0]
+    sizes = train(ddp).splitlines()[0]
     for stage in (1, 2):
         whole, killed = folder / f"zero-{stage}", folder / f"zero-{stage}-killed"
         said = train(whole, stage)
-        assert plan in said, (plan, said)
+        assert sizes in said, (sizes, said)
         assert "DeepSpeed" in said  # it speaks up; accelerate would pass over it in silence on a CPU
         off = [abs(a["loss"] / b["loss"] - 1) for a, b in zip(lines(whole), lines(ddp), strict=True)]
         one, two = (load_file(each / LORA) for each in (whole, ddp))

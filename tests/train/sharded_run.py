@@ -19,15 +19,14 @@ from recast.train.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
+    *("train.prompts_per_epoch=2", "train.images_per_prompt=4", "train.batch=4", "train.fraction=0.5", "train.rank=4"),
     *(
-        "train.prompts_per_epoch=2",
-        "train.images_per_prompt=4",
-        "train.batch=4",
-        "train.fraction=0.5",
-        "train.rank=4",
         "train.alpha=8",
+        "train.sample_batch=4",
+        "train.micro_batch=4",
+        "train.learning_rate=1e-3",
+        "train.kl_weight=0.1",
     ),
-    *("train.sample_batch=4", "train.micro_batch=4", "train.learning_rate=1e-3", "train.kl_weight=0.1"),
 ]
 
 
@@ -35,7 +34,7 @@ def make(folder: Path, sharded: bool) -> Trainer:
     recipe = config.load(ROOT / "recipes/shapes.yaml", SMALL)
     sigmas = sd3.load(recipe.policy).sigmas(4)
     weights = WeightMatrix(("detail",), sigmas, np.full((1, 4), 0.25), [1.0])
-    accelerator = stage._accelerator(recipe, folder)
+    accelerator = stage.accelerator_of(recipe, folder)
     prepare = accelerator.prepare
 
     def shard(model: Any, optimizer: torch.optim.Optimizer, device_placement: Any) -> tuple[Any, Any]:
@@ -67,10 +66,13 @@ def main(folder: Path) -> None:
     first = make(folder, True)
     assert all(hasattr(each, "full_tensor") for each in first.adapters.parameters)
     found = [first.epoch()["loss"] for _ in range(2)]
+    torch.manual_seed(first.accelerator.process_index)
     path = first.save(folder / "checkpoints", {}, keep=1)
+    drawn = torch.rand(3)  # a reward's: every process has generators of its own
     found.append(first.epoch()["loss"])
     resumed = make(folder, True)
     resumed.load(path, {})
+    assert torch.equal(torch.rand(3), drawn)
     again = resumed.epoch()["loss"]
     assert again == found[-1], (again, found)
     assert all(torch.equal(a, b) for a, b in zip(tensors(first), tensors(resumed), strict=True))

@@ -1,4 +1,4 @@
-"""Advantages: by hand, against DiffusionNFT's own arithmetic, and what each normalisation keeps."""
+"""Advantages: by hand, against DiffusionNFT's own arithmetic, and what each normalization keeps."""
 
 import numpy as np
 import pytest
@@ -91,8 +91,8 @@ def test_step_cancels_a_column_s_scale_and_shared_keeps_it() -> None:
 def test_reward_gives_every_reward_its_budget_whatever_its_unit() -> None:
     values, members = sample()
     static = matrix([[0.5 / 3] * 3, [0.5 / 3] * 3])
-    by_step, _ = advantage.shares(advantage.parts(values, members, static, "step"))
-    by_reward, _ = advantage.shares(advantage.parts(values, members, static, "reward"))
+    by_step, _ = advantage.shares(advantage.contributions(values, members, static, "step"))
+    by_reward, _ = advantage.shares(advantage.contributions(values, members, static, "reward"))
     assert by_step[0] > 0.95  # its standard deviation is twenty times the other's
     np.testing.assert_allclose(by_reward.numpy(), [0.5, 0.5], atol=0.01)
     scaled = advantage.advantages(values * torch.tensor([1.0, 100.0]), members, static, "reward")
@@ -103,12 +103,12 @@ def test_reward_gives_every_reward_its_budget_whatever_its_unit() -> None:
 def test_parts_sum_to_the_advantages_and_shares_to_one(mode: advantage.Mode) -> None:
     values, members = sample()
     values[members == 2, 0] = float("nan")
-    pieces = advantage.parts(values, members, UNEVEN, mode)
+    pieces = advantage.contributions(values, members, UNEVEN, mode)
     torch.testing.assert_close(pieces.sum(1), advantage.advantages(values, members, UNEVEN, mode))
     overall, steps = advantage.shares(pieces)
     assert overall.sum().item() == pytest.approx(1.0)
     np.testing.assert_allclose(steps.sum(0).numpy(), 1.0)
-    lone = advantage.shares(advantage.parts(values, members, matrix([[1 / 3] * 3, [0.0] * 3]), mode))[0]
+    lone = advantage.shares(advantage.contributions(values, members, matrix([[1 / 3] * 3, [0.0] * 3]), mode))[0]
     np.testing.assert_allclose(lone.numpy(), [1.0, 0.0], atol=1e-9) if mode != "reward" else None
 
 
@@ -151,14 +151,14 @@ def test_optimality_by_hand() -> None:
 
 
 def test_nothing_varies() -> None:
-    pieces = advantage.parts(torch.ones(4, 2), torch.tensor([0, 0, 1, 1]), UNEVEN)
+    pieces = advantage.contributions(torch.ones(4, 2), torch.tensor([0, 0, 1, 1]), UNEVEN)
     assert pieces.abs().max() < 1e-9
     assert all(part.isfinite().all() for part in advantage.shares(pieces))
 
 
 def test_unknown_names_are_refused() -> None:
     values, members = sample()
-    with pytest.raises(RecastError, match="unknown normalisation 'steps'"):
+    with pytest.raises(RecastError, match="unknown normalization 'steps'"):
         advantage.advantages(values, members, UNEVEN, "steps")  # type: ignore[arg-type]
-    with pytest.raises(RecastError, match="not 'all'"):
+    with pytest.raises(RecastError, match="unknown spread 'all'"):
         advantage.advantages(values, members, UNEVEN, "step", "all")  # type: ignore[arg-type]

@@ -77,14 +77,14 @@ def test_an_optimizer_goes_on_where_it_was(tmp_path: Path) -> None:
     other = torch.nn.Parameter(weight.detach().clone())
     run(3, optimizer, weight)
     resumed = torch.optim.AdamW([other], lr=0.1)
-    checkpoint.load_optimizer(resumed, checkpoint.load_tensors(tmp_path / "o.safetensors"))
+    checkpoint.restore_optimizer(resumed, checkpoint.load_tensors(tmp_path / "o.safetensors"))
     run(3, resumed, other)
     assert torch.equal(weight, other)
 
 
 def test_a_broken_file_says_what_to_remove(tmp_path: Path) -> None:
     (tmp_path / "optimizer.safetensors").write_bytes(b"123")
-    with pytest.raises(RecastError, match="remove .* to go on from the one before"):
+    with pytest.raises(RecastError, match="remove .* to resume from the checkpoint before it"):
         checkpoint.load_tensors(tmp_path / "optimizer.safetensors")
 
 

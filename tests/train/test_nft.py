@@ -20,25 +20,25 @@ def test_x0_form_by_hand() -> None:
     assert terms.positive.item() == pytest.approx(expected[0], rel=1e-12)
     assert terms.negative.item() == pytest.approx(expected[1], rel=1e-12)
     assert terms.policy.item() == pytest.approx((0.8 * expected[0] + 0.2 * expected[1]) * 5 / 0.5, rel=1e-7)
-    assert terms.penalty.item() == 0
+    assert terms.kl.item() == 0
     assert terms.total.item() == terms.policy.item()
 
 
-def test_velocity_form_and_penalty_by_hand() -> None:
+def test_velocity_form_and_kl_term_by_hand() -> None:
     terms = nft.loss(
         *(one(0.4), one(0.2), one(0.5), one(1.0), torch.tensor([0.5]), torch.tensor([0.8], dtype=torch.float64)),
         beta=0.5,
         form="velocity",
         v_base=one(0.1),
-        penalty=2.0,
+        kl_weight=2.0,
     )
     plus, minus = np.array([0.5, 1.0]) - [0.3, 0.6], np.array([0.5, 1.0]) - [0.1, 0.2]
     assert terms.policy.item() == pytest.approx(0.8 * np.mean(plus**2) + 0.2 * np.mean(minus**2), rel=1e-12)
-    assert terms.penalty.item() == pytest.approx(2 * np.mean(np.array([0.3, 0.6]) ** 2), rel=1e-12)
-    assert terms.total.item() == terms.policy.item() + terms.penalty.item()
+    assert terms.kl.item() == pytest.approx(2 * np.mean(np.array([0.3, 0.6]) ** 2), rel=1e-12)
+    assert terms.total.item() == terms.policy.item() + terms.kl.item()
 
 
-def test_the_self_normalising_weight_is_a_constant_and_has_a_floor() -> None:
+def test_the_self_normalizing_weight_is_a_constant_and_has_a_floor() -> None:
     v = one(0.4).requires_grad_()
     terms = nft.loss(v, one(0.2), one(0.5), one(1.0), torch.tensor([0.5]), torch.tensor([1.0]), beta=0.5, clip=1)
     (gradient,) = torch.autograd.grad(terms.total.sum(), v)
@@ -53,7 +53,7 @@ def test_the_self_normalising_weight_is_a_constant_and_has_a_floor() -> None:
 def test_the_old_policy_and_the_base_get_no_gradient() -> None:
     v, old, base = (one(value).requires_grad_() for value in (0.4, 0.2, 0.1))
     terms = nft.loss(
-        v, old, one(0.5), one(1.0), torch.tensor([0.5]), torch.tensor([0.3]), v_base=base, penalty=1.0, form="x0"
+        v, old, one(0.5), one(1.0), torch.tensor([0.5]), torch.tensor([0.3]), v_base=base, kl_weight=1.0, form="x0"
     )
     terms.total.sum().backward()
     assert v.grad is not None

@@ -7,6 +7,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,27 +17,22 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from recast import GainCurves, WeightMatrix, config, prompts, weigh
+from recast import GainCurves, WeightMatrix, config, identity, prompts, weigh
 from recast.errors import RecastError
+from recast.flow import sd3
 from recast.propose import stage as propose
-from recast.train import advantage, groups, nft, reweigh, stage, trainer
+from recast.train import advantage, groups, nft, pairs, reweigh, stage, trainer
 from recast.train.checkpoint import Position, all_of
 from recast.train.trainer import StoppedError, Trainer
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
-    *(
-        "train.epochs=3",
-        "train.prompts_per_epoch=2",
-        "train.images_per_prompt=4",
-        "train.batch=4",
-        "train.fraction=0.5",
-        "train.rank=4",
-    ),
-    *("train.sample_batch=8", "train.micro_batch=4", "train.preview_every=0", "train.save_every=1", "train.alpha=8"),
+    *("train.epochs=3", "train.prompts_per_epoch=2", "train.images_per_prompt=2", "train.batch=2", "train.rank=4"),
+    *("train.fraction=0.5", "train.sample_batch=8", "train.micro_batch=4", "train.preview_every=0", "train.alpha=8"),
     *("train.learning_rate=3e-4", "train.normalize=step", "train.kl_weight=1e-4", "train.ema=0.9", "train.trackers=[]"),
-    "weigh.budget={composition: 1, detail: 1}",
+    *("train.save_every=1", "weigh.budget={composition: 1, detail: 1}"),
 ]
+LARGER = ("train.images_per_prompt=4", "train.batch=4")
 STEPS = 4
 
 
@@ -52,17 +48,18 @@ def recipe(*more: str) -> config.Recipe:
     return config.load(ROOT / "recipes/shapes.yaml", [*SMALL, *more])
 
 
-def uneven(sigmas: list[float]) -> WeightMatrix:
+@cache
+def uneven() -> WeightMatrix:
     late = np.linspace(0.9, 0.1, STEPS) / STEPS
     table = np.stack([late, 1 / STEPS - late])
+    sigmas = sd3.load(recipe().policy).sigmas(STEPS)
     return WeightMatrix(("composition", "detail"), sigmas, table, table.sum(1))
 
 
 def make(tmp_path: Path, *more: str) -> Trainer:
     settings = recipe(*more)
-    grid = stage.sd3.load(settings.policy).sigmas(STEPS)
-    accelerator = stage._accelerator(settings, tmp_path)
-    return stage.build(settings, uneven(grid), prompts.load("shapes:train"), accelerator)
+    accelerator = stage.accelerator_of(settings, tmp_path)
+    return stage.build(settings, uneven(), prompts.load("shapes:train"), accelerator)
 
 
 def weights_of(made: Trainer) -> dict[str, torch.Tensor]:
@@ -77,8 +74,8 @@ def same(one: Trainer, two: Trainer) -> bool:
 
 def test_one_epoch_by_hand(tmp_path: Path) -> None:
     """Every pair of the epoch in one plain loop, with torch's own AdamW and nothing of the trainer's."""
-    made = make(tmp_path, "train.fraction=1.0", "train.kl_weight=0.5", "train.learning_rate=0.01")
-    other = make(tmp_path, "train.fraction=1.0")
+    made = make(tmp_path, *LARGER, "train.fraction=1.0", "train.kl_weight=0.5", "train.learning_rate=0.01")
+    other = make(tmp_path, *LARGER, "train.fraction=1.0")
     data, rewards = other._rollout(0, lambda *_: None)
     members = torch.arange(8) // 4
     good = advantage.optimality(advantage.advantages(rewards, members, other.weights)).float()
@@ -87,7 +84,7 @@ def test_one_epoch_by_hand(tmp_path: Path) -> None:
     average = [each.clone() for each in start]
     for update in range(2):
         total = torch.zeros(())
-        for place, image in enumerate(groups.mine(other.plan, groups.order(0, 0, 8), update, 0)):
+        for place, image in enumerate(groups.mine(other.batches, groups.order(0, 0, 8), update, 0)):
             row = update * 4 + place
             condition = data.condition.rows(data.prompt[row : row + 1])
             for t in range(1, STEPS + 1):
@@ -101,7 +98,7 @@ def test_one_epoch_by_hand(tmp_path: Path) -> None:
                     v[who] = other.policy.velocity(x, sigma, condition)
                 level, r = torch.tensor([sigma]), good[image, t - 1 : t]
                 clean = data.latents[row : row + 1]
-                terms = nft.loss(v["default"], v["old"], clean, noise, level, r, v_base=v["base"], penalty=0.5)
+                terms = nft.loss(v["default"], v["old"], clean, noise, level, r, v_base=v["base"], kl_weight=0.5)
                 total = total + terms.total.sum() / (4 * STEPS)
         optimizer.zero_grad()
         total.backward()
@@ -122,16 +119,16 @@ def test_one_epoch_by_hand(tmp_path: Path) -> None:
         torch.testing.assert_close(old, 0.002 * begun + 0.998 * new, rtol=1e-5, atol=1e-7)
     assert found["old_decay"] == 0.002
     assert found["reward/composition"] == pytest.approx(rewards[:, 0].mean().item())
-    assert sum(found[f"share/{name}"] for name in made.judges) == pytest.approx(1.0)
+    assert sum(found[f"share/{name}"] for name in made.models) == pytest.approx(1.0)
     assert len(found["share_by_step/detail"]) == STEPS
 
 
 def test_the_order_of_a_sample_s_steps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gradients, losses = [], []
     for turn in range(2):
-        made = make(tmp_path, "train.fraction=1.0", "train.micro_batch=16")
+        made = make(tmp_path, *LARGER, "train.fraction=1.0", "train.micro_batch=16")
         if turn:
-            monkeypatch.setattr(trainer, "_choose", lambda steps, _, seed: torch.arange(steps).roll(int(seed) % steps))
+            monkeypatch.setattr(pairs, "_choose", lambda steps, _, seed: torch.arange(steps).roll(int(seed) % steps))
         data, rewards = made._rollout(0, lambda *_: None)
         good = advantage.advantages(rewards, torch.arange(8) // 4, made.weights)
         seen: list[torch.Tensor] = []
@@ -149,9 +146,9 @@ def test_the_order_of_a_sample_s_steps_changes_nothing(tmp_path: Path, monkeypat
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=0.0)
 
 
-def test_without_a_penalty_the_base_is_never_asked(tmp_path: Path) -> None:
-    for penalty, expected in (("0", {"old", "default"}), ("0.1", {"old", "default", "base"})):
-        made = make(tmp_path, f"train.kl_weight={penalty}")
+def test_without_a_kl_weight_the_base_is_never_asked(tmp_path: Path) -> None:
+    for weight, expected in (("0", {"old", "default"}), ("0.1", {"old", "default", "base"})):
+        made = make(tmp_path, f"train.kl_weight={weight}")
         asked: set[str] = set()
         velocity = made.policy.velocity
 
@@ -256,15 +253,15 @@ def test_a_gradient_that_is_no_number_names_its_parameter(tmp_path: Path) -> Non
 
 def test_a_reward_that_fails_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
-    settings = recipe()
-    uneven(stage.sd3.load(settings.policy).sigmas(STEPS)).save(out / "weights.json")
+    settings = recipe("train.epochs=2")
+    uneven().save(out / "weights.json")
     build = stage.build
 
     def failing(*inputs: Any) -> Trainer:
         made = build(*inputs)
         calls = iter(range(100))
-        real = made.judges["detail"]
-        made.judges = dict(made.judges) | {
+        real = made.models["detail"]
+        made.models = dict(made.models) | {
             "detail": lambda *a: real(*a) if next(calls) < 1 else np.full(len(a[0]), float("inf"))
         }
         return made
@@ -288,11 +285,11 @@ def test_a_reward_that_applies_to_nothing_drops_out(tmp_path: Path) -> None:
         return np.full(len(images), float("nan"))
 
     made = make(tmp_path)
-    made.judges = dict(made.judges) | {"detail": never}
+    made.models = dict(made.models) | {"detail": never}
     found = made.epoch()
     assert found["applies/detail"] == 0
     assert found["share/composition"] == pytest.approx(1.0)
-    made.judges = {"composition": never, "detail": never}
+    made.models = {"composition": never, "detail": never}
     with pytest.raises(StoppedError, match="no reward applies to any image of epoch 2"):
         made.epoch()
 
@@ -303,10 +300,10 @@ def test_curves_are_measured_again_at_the_policy_as_it_is(tmp_path: Path, monkey
     more = ["prompts.count=2", "estimate.samples=2", "estimate.noisings=1", f"estimate.steps={STEPS}", "train.epochs=4"]
     settings = recipe(*more, "train.reweigh_every=2", "train.learning_rate=0.01")
     propose.propose(settings, out, lambda items, *_: items)
-    start = uneven(stage.sd3.load(settings.policy).sigmas(STEPS))
+    start = uneven()
     start.save(out / "weights.json")
     active = []
-    sampled = reweigh.stage.sample_prompt
+    sampled = reweigh.sample_prompt
 
     def watched(*inputs: Any) -> Any:
         active.append(policies[-1].active)
@@ -315,7 +312,7 @@ def test_curves_are_measured_again_at_the_policy_as_it_is(tmp_path: Path, monkey
     policies: list[Any] = []
     build = stage.build
     monkeypatch.setattr(stage, "build", lambda *a: (made := build(*a), policies.append(made.adapters))[0])
-    monkeypatch.setattr(reweigh.stage, "sample_prompt", watched)
+    monkeypatch.setattr(reweigh, "sample_prompt", watched)
     stage.train(settings, out)
     assert set(active) == {"old"}
     curves = GainCurves.load(out / "reweighed/epoch-00002/gains.json")
@@ -337,8 +334,10 @@ def test_curves_on_another_grid_are_not_taken(tmp_path: Path) -> None:
     out = tmp_path / "run"
     settings = recipe("prompts.count=2", "estimate.samples=2", "estimate.noisings=1", "train.reweigh_every=1")
     propose.propose(settings, out, lambda items, *_: items)
-    uneven(stage.sd3.load(settings.policy).sigmas(STEPS)).save(out / "weights.json")
-    with pytest.raises(RecastError, match=r"curves at T = 10 do not fit training at T = 4; the state before it is in"):
+    uneven().save(out / "weights.json")
+    with pytest.raises(
+        RecastError, match=r"curves at T = 10 do not fit training at T = 4: set estimate.steps=4; the state before"
+    ):
         stage.train(settings, out)
 
 
@@ -357,7 +356,7 @@ def test_every_setting_reaches_the_training(tmp_path: Path, change: str, undistu
 
 
 def two_epochs(folder: Path, *changes: str) -> Trainer:
-    made = make(folder, "train.schedule=constant_with_warmup", *changes)
+    made = make(folder, "train.schedule=constant_with_warmup", "train.batch=4", "train.micro_batch=8", *changes)
     made.epoch()
     made.epoch()
     return made
@@ -374,7 +373,7 @@ def test_a_reward_that_draws_at_random_is_resumed_exactly(tmp_path: Path, monkey
 
     def fresh() -> Trainer:
         made = make(tmp_path)
-        made.judges = dict(made.judges) | {"detail": chance}
+        made.models = dict(made.models) | {"detail": chance}
         return made
 
     torch.manual_seed(5)
@@ -395,17 +394,18 @@ def test_a_reward_that_draws_at_random_is_resumed_exactly(tmp_path: Path, monkey
 
 
 def test_float16_that_overflows_for_ever_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make(tmp_path, "train.prompts_per_epoch=12")  # twelve optimizer steps
+    monkeypatch.setattr(trainer, "_PATIENCE", 3)
+    made = make(tmp_path, "train.prompts_per_epoch=4")  # four optimizer steps
     made.accelerator.scaler = SimpleNamespace(scale=lambda loss: loss)  # a CPU has none
     monkeypatch.setattr(type(made.optimizer), "step_was_skipped", property(lambda _: True))
-    with pytest.raises(StoppedError, match="overflowed float16 in 10 optimizer steps in a row"):
+    with pytest.raises(StoppedError, match="overflowed float16 in 3 optimizer steps in a row"):
         made.epoch()
-    assert made.position.update == 9
+    assert made.position.update == 2
 
 
 def test_another_w_is_another_run(tmp_path: Path) -> None:
     settings = recipe("train.epochs=1")
-    first = uneven(stage.sd3.load(settings.policy).sigmas(STEPS))
+    first = uneven()
     first.save(tmp_path / "weights.json")
     stage.train(settings, tmp_path)
     other = WeightMatrix(first.rewards, first.sigmas, first.matrix[:, ::-1], first.budget)
@@ -424,7 +424,7 @@ def test_a_stage_starts_from_another_s_adapter(tmp_path: Path, key: str) -> None
     assert not torch.equal(trained, weights_of(first)["ema"])
     assert all(torch.equal(each, trained) for each in weights_of(second).values())
     settings = recipe(f"{key}={tmp_path / 'warmup'}")
-    facts = stage.identity(settings, second.weights, second.rows)
+    facts = identity.training(settings, second.weights, second.rows)
     assert facts[key] == hashlib.sha256((tmp_path / "warmup/pytorch_lora_weights.safetensors").read_bytes()).hexdigest()
 
 
@@ -432,28 +432,51 @@ def test_trackers_get_every_step(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = tmp_path / "run"
-    settings = recipe("train.trackers=[tensorboard]", "train.preview_every=3")
-    uneven(stage.sd3.load(settings.policy).sigmas(STEPS)).save(out / "weights.json")
+    settings = recipe("train.trackers=[tensorboard]", "train.preview_every=2", "train.epochs=2")
+    uneven().save(out / "weights.json")
     stage.train(settings, out)
     events = EventAccumulator(str(next((out / "logs").rglob("events.out.tfevents.*")).parent)).Reload()
-    assert [each.step for each in events.Scalars("reward/detail")] == [2, 4, 6]
+    assert [each.step for each in events.Scalars("reward/detail")] == [2, 4]
     assert {f"share_by_step/detail/t0{t}" for t in range(1, STEPS + 1)} <= set(events.Tags()["scalars"])
-    assert (out / "samples/epoch-00003.png").is_file()
+    assert (out / "samples/epoch-00002.png").is_file()
 
 
 def test_static_weights_need_no_curves(tmp_path: Path) -> None:
-    settings = recipe("weigh.method=static", "weigh.budget={detail: 3, background: 1}", f"train.steps={STEPS}")
-    stage.train(settings, tmp_path)
+    more = ("weigh.method=static", "weigh.budget={detail: 3, background: 1}", f"train.steps={STEPS}", "train.epochs=1")
+    stage.train(recipe(*more), tmp_path)
     made = WeightMatrix.load(tmp_path / "weights.json")
     assert made.rewards == ("detail", "background")
     np.testing.assert_allclose(made.matrix, np.repeat([[0.75], [0.25]], STEPS, axis=1) / STEPS)
-    with pytest.raises(RecastError, match=r"weights.json: there is no W to train with: run recast weigh first"):
+    with pytest.raises(RecastError, match=r"weights.json does not exist: run recast weigh first"):
         stage.train(recipe(), tmp_path / "none")
+
+
+def test_the_pipeline_is_loaded_once_and_not_at_all_for_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str | None] = []
+    load = sd3.load
+    monkeypatch.setattr(sd3, "load", lambda policy: (loaded.append(policy.lora), load(policy))[1])
+    plain = ("weigh.method=static", f"train.steps={STEPS}", "train.epochs=1")
+    stage.train(recipe(*plain), tmp_path)
+    assert loaded == [None]
+    for wrong, words in (
+        ("train.beta=0.5", r"was trained with train.beta = 0.1, not 0.5"),
+        ("weigh.budget={detail: 1}", "was made with the budget"),
+        ("weigh.method=row", "was made with weigh.method = static"),
+    ):
+        settings = recipe(*plain, wrong)
+        with pytest.raises(RecastError, match=words):
+            stage.train(settings, tmp_path)
+    stage.train(recipe(*plain), tmp_path)  # finished
+    assert loaded == [None]
+    stage.train(recipe(*plain, "train.epochs=2"), tmp_path)
+    assert loaded == [None, None]
 
 
 def test_what_is_wrong_is_said_before_anything_is_done(tmp_path: Path) -> None:
     settings = recipe("train.epochs=1")
-    uneven(stage.sd3.load(settings.policy).sigmas(STEPS)).save(tmp_path / "weights.json")
+    uneven().save(tmp_path / "weights.json")
     (tmp_path / "file").write_text("")
 
     def said(*more: str, out: Path = tmp_path, **options: Any) -> str:
@@ -461,15 +484,15 @@ def test_what_is_wrong_is_said_before_anything_is_done(tmp_path: Path) -> None:
             stage.train(recipe("train.epochs=1", *more), out, **options)
         return str(caught.value)
 
-    assert "weights.json was made with weigh.method = sinkhorn, but the recipe says row" in said("weigh.method=row")
-    assert "the recipe says {'composition': 0.75, 'detail': 0.25}: run recast weigh" in said(
+    assert "weights.json was made with weigh.method = sinkhorn, but the recipe has row" in said("weigh.method=row")
+    assert "the recipe has {'composition': 0.75, 'detail': 0.25}: run recast weigh" in said(
         "weigh.budget.composition=3"
     )
     assert "'foo': 0.333333" in said("weigh.budget.foo=1")
-    assert "train.batch = 5 does not divide the 8 images" in said("train.batch=5")
+    assert "train.batch = 5 does not divide the 4 images" in said("train.batch=5")
     assert "train.precision = float16 needs a GPU" in said("train.precision=float16")
     assert "W has 4 steps from" in said("train.steps=5")
-    assert "file: cannot be the run's folder" in said(out=tmp_path / "file")
+    assert "file: cannot be used as the run's folder" in said(out=tmp_path / "file")
     stage.train(settings, tmp_path)
     state = tmp_path / "checkpoints/epoch-00001/state.json"
     kept = state.read_text()
@@ -477,26 +500,28 @@ def test_what_is_wrong_is_said_before_anything_is_done(tmp_path: Path) -> None:
     assert "state.json is damaged" in said()
     state.write_text(kept.replace('"schedule"', '"other"'))
     damaged = said("train.epochs=2")  # goes on, so that it is read
-    assert re.search(r"is damaged \(KeyError: 'schedule'\): remove .*epoch-00001 to go on from the one before", damaged)
+    assert re.search(
+        r"is damaged \(KeyError: 'schedule'\): remove .*epoch-00001 to resume from the checkpoint", damaged
+    )
     state.write_text(kept.replace('"epoch": 1', '"epoch": 2'))
     assert "has 2 epochs already, more than train.epochs = 1" in said()
     state.write_text(kept)
     assert "trained with another prompt file (train.prompts)" in said("train.prompts=shapes:test")
     assert "train.reweigh_every = 0, not 2" in said("train.reweigh_every=2")
-    with pytest.warns(UserWarning, match="gives no weight to alignment, background: not trained with"):
+    with pytest.warns(UserWarning, match="has no weight for alignment, background: not used in training"):
         stage.train(settings, tmp_path, tmp_path / "weights.json")
 
 
 def test_images_are_scored_once_in_a_thread_of_their_own(tmp_path: Path) -> None:
-    made = make(tmp_path, "train.sample_batch=3")
+    made = make(tmp_path, *LARGER, "train.sample_batch=3")
     calls: list[tuple[str, int]] = []
-    real = made.judges["detail"]
+    real = made.models["detail"]
 
     def watched(images: torch.Tensor, *more: Any) -> np.ndarray:
         calls.append((threading.current_thread().name, len(images)))
         return real(images, *more)
 
-    made.judges = dict(made.judges) | {"detail": watched}
+    made.models = dict(made.models) | {"detail": watched}
     found = made.epoch()
     assert [count for _, count in calls] == [3, 3, 2]
     assert threading.main_thread().name not in {name for name, _ in calls}

@@ -8,6 +8,7 @@ import torch
 
 from recast.errors import RecastError
 from recast.train import checkpoint, zero
+from recast.train.groups import Batches
 
 SHAPES = ((2, 3), (3,), (1, 2))  # 11 numbers, 12 with the padding for two
 
@@ -54,7 +55,7 @@ def test_a_divided_optimizer_is_saved_and_loaded_as_a_whole_one() -> None:
     assert all(torch.equal(found[key], wanted[key]) for key in wanted)
     for rank, process in enumerate((first, second)):
         again = Part(flat(list(parameters)), rank)
-        zero.load_optimizer(process, again, wanted)
+        zero.restore_optimizer(process, again, wanted)
         again.step(gradient, rank)
         parts[rank].step(gradient, rank)
         assert again.refreshed == 1
@@ -78,8 +79,8 @@ def test_what_a_checkpoint_would_not_hold_is_refused(config: dict[str, Any], pre
 
 def test_deepspeed_is_told_the_recipe_s_numbers() -> None:
     plugin = SimpleNamespace(deepspeed_config={"gradient_clipping": 7.0})
-    plan = zero.Plan(processes=2, groups=2, images=4, batch=4, pairs=2, micro=2)
-    zero.configure(SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin)), plan, 1.0)
+    batches = Batches(processes=2, groups=2, images=4, batch=4, pairs=2, micro=2)
+    zero.configure(SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin)), batches, 1.0)
     assert list(plugin.deepspeed_config.values()) == [1.0, 2, 2]
 
 

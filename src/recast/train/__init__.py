@@ -1,1 +1,5 @@
-"""Training: DiffusionNFT with a reward for every step."""
+"""`recast train`: DiffusionNFT with one reward per step, mixed by W."""
+
+from recast.train import advantage, nft
+
+__all__ = ["advantage", "nft"]

@@ -1,4 +1,4 @@
-"""Everything a run needs to go on as if it had never stopped, in folders that appear whole or not at all."""
+"""Checkpoints: everything an exact resume needs, in folders that are published atomically."""
 
 from __future__ import annotations
 
@@ -20,19 +20,34 @@ from recast.core import artifact
 from recast.errors import RecastError
 from recast.flow.sharded import like, whole
 
-FORMAT = "recast.checkpoint"
-HASHED = {
+__all__ = [
+    "Position",
+    "all_of",
+    "load_tensors",
+    "name",
+    "optimizer_tensors",
+    "publish",
+    "random_tensors",
+    "read_state",
+    "restore_optimizer",
+    "restore_random",
+    "save_tensors",
+    "write_state",
+]
+
+_FORMAT = "recast.checkpoint"
+_HASHED = {
     "weights": "W",
     "train.prompts": "prompt file (train.prompts)",
     "policy.lora": "adapter (policy.lora)",
     "train.lora": "adapter to start from (train.lora)",
 }
-"""Settings of which a checkpoint knows the hash only, as people call them."""
+"""Names, for error messages, of the settings of which a checkpoint records only a hash."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Epochs that are done, optimizer steps of the next one that are done, and optimizer steps in all."""
+    """Finished epochs, finished optimizer steps of the current epoch, and optimizer steps in total."""
 
     epoch: int = 0
     update: int = 0
@@ -40,7 +55,7 @@ class Position:
 
 
 def name(position: Position) -> str:
-    """A checkpoint's folder; in order of training where names are in order."""
+    """The folder name of a checkpoint; names sort in the order of training."""
     within = f"-step-{position.update:03d}" if position.update else ""
     return f"epoch-{position.epoch:05d}{within}"
 
@@ -51,9 +66,9 @@ def all_of(folder: Path) -> list[Path]:
 
 
 def read_state(path: Path, settings: Mapping[str, Any]) -> tuple[Position, dict[str, Any]]:
-    """Where a checkpoint is, and its other facts; one of other settings is refused by the key that differs."""
-    content = artifact.read(path / "state.json", FORMAT)
-    identity.require_same(artifact.mapping(content, "settings", path), settings, f"{path} was trained", HASHED)
+    """The position of a checkpoint and its other facts; raises `StaleError` if it has other settings."""
+    content = artifact.read(path / "state.json", _FORMAT)
+    identity.require_same(artifact.mapping(content, "settings", path), settings, f"{path} was trained", _HASHED)
     try:
         position = Position(*(int(artifact.field(content, key, path)) for key in ("epoch", "update", "step")))
     except (TypeError, ValueError) as error:
@@ -62,13 +77,13 @@ def read_state(path: Path, settings: Mapping[str, Any]) -> tuple[Position, dict[
 
 
 def write_state(path: Path, position: Position, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """The last file of a checkpoint: what `all_of` looks for."""
+    """Write the last file of a checkpoint; `all_of` takes its presence as a sign of completeness."""
     fields = {"epoch": position.epoch, "update": position.update, "step": position.step}
-    artifact.write(path / "state.json", FORMAT, {**fields, "settings": settings, **facts})
+    artifact.write(path / "state.json", _FORMAT, {**fields, "settings": settings, **facts})
 
 
 def publish(temporary: Path, final: Path, keep: int) -> None:
-    """Give a finished checkpoint its name, and remove all but the `keep` latest."""
+    """Rename a finished checkpoint to its final name, and remove all but the `keep` latest."""
     try:
         if (final / "state.json").exists():  # the same state, written before the run was killed
             shutil.rmtree(temporary)
@@ -76,7 +91,7 @@ def publish(temporary: Path, final: Path, keep: int) -> None:
             shutil.rmtree(final, ignore_errors=True)
             os.replace(temporary, final)
         for old in all_of(final.parent)[:-keep]:
-            os.replace(old, old.with_name(f".{old.name}.old.tmp"))  # at once: half a folder must not pass for one
+            os.replace(old, old.with_name(f".{old.name}.old.tmp"))  # atomic: a partly removed folder must not count
         for left in final.parent.glob(".*.tmp"):
             shutil.rmtree(left)
     except OSError as error:
@@ -84,7 +99,7 @@ def publish(temporary: Path, final: Path, keep: int) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Tensors by name, as safetensors."""
+    """Write tensors by name, as safetensors."""
     try:
         save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
     except (OSError, SafetensorError) as error:
@@ -92,25 +107,25 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """What `save_tensors` wrote."""
+    """Read what `save_tensors` wrote."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise RecastError(
-            f"{path}: not readable ({error}): remove {path.parent} to go on from the one before"
+            f"{path}: not readable ({error}): remove {path.parent} to resume from the checkpoint before it"
         ) from error
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """An optimizer's state by parameter number and name."""
+    """The state of an optimizer, by parameter number and name."""
     state = optimizer.state_dict()["state"]
     return {
         f"{number}.{key}": whole(torch.as_tensor(value)) for number, of in state.items() for key, value in of.items()
     }
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put `optimizer_tensors` back; the groups' settings stay as they are."""
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Restore the state saved by `optimizer_tensors`; the settings of the parameter groups are kept."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in tensors.items():
@@ -120,8 +135,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch
 
 
 def random_tensors() -> dict[str, torch.Tensor]:
-    """The state of every global random generator of this process: rewards may use them."""
-    _, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002 - not ours, but a reward's
+    """The states of all global random generators of this process, which rewards may use."""
+    _, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002 - a reward may use it
     version, inner, follow = random.getstate()
     return {
         "torch": torch.get_rng_state(),
@@ -134,7 +149,7 @@ def random_tensors() -> dict[str, torch.Tensor]:
 
 
 def restore_random(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put `random_tensors` back."""
+    """Restore the states saved by `random_tensors`."""
     torch.set_rng_state(tensors["torch"])
     for k in range(len(_cuda_states())):
         if f"cuda.{k}" in tensors:

@@ -1,4 +1,4 @@
-"""What an epoch's rewards say: means, spread within groups, and who really moves the policy."""
+"""Metrics of an epoch: means of the rewards, their spread within groups, and their shares of the advantage."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from recast.core import artifact
 from recast.errors import RecastError
 from recast.train import advantage
 
+__all__ = ["Log", "reward_metrics", "scalars"]
+
 
 def reward_metrics(names: Sequence[str], rewards: Tensor, groups: Tensor, parts: Tensor) -> dict[str, Any]:
     """Per reward: mean, standard deviation within groups, share of groups where it is 0, and shares of variance.
 
-    `rewards` (B, m), `groups` (B,) numbers from 0, `parts` (B, m, T) as `advantage.parts` gives them.
+    `rewards` (B, m), `groups` (B,) numbered from 0, `parts` (B, m, T) from `advantage.contributions`.
     """
     first = torch.stack([(groups == g).nonzero()[0, 0] for g in groups.unique()])
     spread = advantage.group_std(rewards.double(), groups)[first]
@@ -48,7 +50,7 @@ def _plain(value: Any) -> Any:
 
 
 class Log:
-    """A JSONL file, a line an epoch, in which no epoch stands twice however often a run was killed."""
+    """A JSONL file with exactly one line per epoch, also after a run was killed and resumed."""
 
     def __init__(self, path: Path, epoch: int) -> None:
         self.path = path
@@ -57,7 +59,7 @@ class Log:
         artifact.write_text(path, "".join(f"{line}\n" for line in kept))
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Append an epoch at once; what is no number becomes null."""
+        """Append an epoch and flush it to disk; a value that is not finite becomes null."""
         plain = {key: _plain(value) for key, value in values.items()}
         try:
             with self.path.open("a", encoding="utf-8") as file:
@@ -69,7 +71,7 @@ class Log:
 
 
 def scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    """For trackers: lists become one scalar a step, t = 1 first; the step itself is their axis, not a value."""
+    """Values for trackers: a list becomes one scalar per step t; the optimizer step is their axis, not a value."""
     flat: dict[str, float] = {}
     for key, value in values.items():
         if key == "step":
@@ -85,4 +87,4 @@ def _epoch_of(line: str) -> int | None:
     try:
         return int(json.loads(line)["epoch"])
     except (ValueError, KeyError, TypeError):
-        return None  # a line that was cut by a kill
+        return None  # a line that was cut off by a kill

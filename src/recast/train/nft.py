@@ -7,24 +7,25 @@ from typing import Literal
 
 from torch import Tensor
 
+__all__ = ["Form", "Terms", "loss"]
+
 Form = Literal["x0", "velocity"]
-FLOOR = 1e-5
-"""Smallest self-normalising weight."""
+_FLOOR = 1e-5  # smallest self-normalizing weight
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The loss of every sample (B,) and what it is made of; `total` is what is minimised, on average."""
+    """The loss of every sample (B,) and its terms; the mean of `total` is minimized."""
 
     positive: Tensor
     negative: Tensor
     policy: Tensor
-    penalty: Tensor
+    kl: Tensor
 
     @property
     def total(self) -> Tensor:
-        """Policy loss and penalty, a sample each."""
-        return self.policy + self.penalty
+        """Policy loss plus KL term, one per sample."""
+        return self.policy + self.kl
 
 
 def loss(
@@ -39,28 +40,60 @@ def loss(
     form: Form = "x0",
     clip: float = 5.0,
     v_base: Tensor | None = None,
-    penalty: float = 0.0,
+    kl_weight: float = 0.0,
 ) -> Terms:
-    """The loss at x_t = (1 − σ) x_0 + σ ε, where `r` (B,) in [0, 1] says how good each sample is.
+    """DiffusionNFT's loss at x_t = (1 − σ) x_0 + σ ε (Eq. nft-loss), one value per sample.
 
-    v⁺ = (1−β) v_old + β v and v⁻ = (1+β) v_old − β v are drawn to the sample's velocity ε − x_0, with weights r and
-    1 − r. `velocity` is Eq. (nft-loss) itself, whose optimum is v_old + (2/β) Δ. `x0`, DiffusionNFT's own form,
-    compares x̂_0 = x_t − σ v^± with x_0, divides each square by the sample's mean |x̂_0 − x_0| (taken as a constant),
-    and multiplies by `clip`/β. `penalty` times the mean square of v − v_base is added where a `v_base` is given.
+    Parameters
+    ----------
+    v, v_old : Tensor, (B, ...)
+        Velocities of the trained and of the old policy at x_t; `v_old` gets no gradient.
+    x_0, noise : Tensor, (B, ...)
+        The clean sample and the noise ε.
+    sigma, r : Tensor, (B,)
+        Noise level, and optimality in [0, 1] (`advantage.optimality`).
+    beta : float, default 0.1
+        v⁺ = (1−β) v_old + β v and v⁻ = (1+β) v_old − β v are fitted to ε − x_0 with weights r and 1 − r.
+    form : {"x0", "velocity"}, default "x0"
+        "velocity" is Eq. (nft-loss), whose optimum is v_old + (2/β) Δ. "x0" is DiffusionNFT's own form: it compares
+        x̂_0 = x_t − σ v^± with x_0, divides each square by the mean of |x̂_0 − x_0|, taken as a constant, and
+        multiplies by `clip`/β.
+    clip : float, default 5.0
+        The clip of the advantages behind `r`; only the form "x0" uses it.
+    v_base : Tensor, (B, ...), optional
+        The base model's velocity at x_t; gets no gradient.
+    kl_weight : float, default 0.0
+        The weight of the squared distance to the base's velocity, DiffusionNFT's KL term (the paper has none).
+
+    Returns
+    -------
+    Terms
+        `positive`, `negative`, `policy`, `kl` and `total`, each (B,).
+
+    Examples
+    --------
+    >>> import torch
+    >>> one, level = torch.ones(1, 2), torch.tensor([0.5])
+    >>> loss(0.5 * one, 0 * one, 0 * one, one, level, torch.tensor([1.0]), v_base=0 * one, kl_weight=2.0).kl
+    tensor([0.5000])
     """
-    v_old = v_old.detach()
-    target = noise - x_0
-    errors = (target - (1 - beta) * v_old - beta * v, target - (1 + beta) * v_old + beta * v)
+    target, v_old = noise - x_0, v_old.detach()
+    errors = [target - (1 - beta) * v_old - beta * v, target - (1 + beta) * v_old + beta * v]
+    positive, negative = _squares(errors, sigma.to(x_0.dtype), form)
+    policy = r * positive + (1 - r) * negative
     if form == "x0":
-        level = sigma.reshape(-1, *(1 for _ in x_0.shape[1:])).to(x_0.dtype)
-        scaled = [level * error for error in errors]  # x̂_0 − x_0 = σ (ε − x_0 − v^±)
-        positive, negative = (_mean(error**2) / _mean(error.detach().abs()).clamp(min=FLOOR) for error in scaled)
-        policy = (r * positive + (1 - r) * negative) * (clip / beta)
-    else:
-        positive, negative = (_mean(error**2) for error in errors)
-        policy = r * positive + (1 - r) * negative
-    away = _mean((v - v_base.detach()) ** 2) if v_base is not None else v.new_zeros(len(v))
-    return Terms(positive, negative, policy, penalty * away)
+        policy = policy * (clip / beta)
+    distance = _mean((v - v_base.detach()) ** 2) if v_base is not None else v.new_zeros(len(v))
+    return Terms(positive, negative, policy, kl_weight * distance)
+
+
+def _squares(errors: list[Tensor], sigma: Tensor, form: Form) -> list[Tensor]:
+    """Mean squares (B,) of the errors of v^±, or of their x̂_0 divided by its own mean error."""
+    if form == "velocity":
+        return [_mean(error**2) for error in errors]
+    level = sigma.reshape(-1, *(1 for _ in errors[0].shape[1:]))
+    scaled = [level * error for error in errors]  # x̂_0 − x_0 = σ (ε − x_0 − v^±)
+    return [_mean(error**2) / _mean(error.detach().abs()).clamp(min=_FLOOR) for error in scaled]
 
 
 def _mean(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Beyond the paper: curves at the policy as it is now, and W from them (train.reweigh_every)."""
+"""Beyond the paper: gain curves at the current policy, and W from them (train.reweigh_every)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from recast.estimate import ImageWorld, Rollouts, from_rollouts, sample_prompt
 from recast.train.trainer import StoppedError
 from recast.weigh import weigh
 
+__all__ = ["reweigh"]
+
 
 def reweigh(recipe: Recipe, out: Path, trainer: Any) -> WeightMatrix:
-    """W of the same rewards, budget and method, from rollouts of the old policy; its curves go to RUN/reweighed."""
+    """W of the same rewards, budget and method, from rollouts of the old policy; saves its curves to RUN/reweighed."""
     accelerator, weights = trainer.accelerator, trainer.weights
     found: list[tuple[str, Rollouts]] = []
     failure: RecastError | None = None
@@ -31,7 +33,7 @@ def reweigh(recipe: Recipe, out: Path, trainer: Any) -> WeightMatrix:
     except RecastError as error:
         failure = error
     if trainer.anywhere(failure is not None):
-        raise StoppedError(str(failure or "another process could not measure its curves"))
+        raise StoppedError(str(failure or "another process failed to estimate gain curves"))
     shards = dict(gather_object(found))
     curves = from_rollouts(recipe, world.sigmas, [shards[name] for name in world.names], trainer.models)
     if accelerator.is_main_process:
@@ -43,4 +45,7 @@ def reweigh(recipe: Recipe, out: Path, trainer: Any) -> WeightMatrix:
 
 def _check(measured: list[float], trained: list[float]) -> None:
     if not schedule.same(measured, trained):
-        raise RecastError(f"curves at T = {len(measured) - 1} do not fit training at T = {len(trained) - 1}")
+        steps = len(trained) - 1
+        raise RecastError(
+            f"curves at T = {len(measured) - 1} do not fit training at T = {steps}: set estimate.steps={steps}"
+        )

@@ -1,4 +1,4 @@
-"""Images of the old policy and their rewards: scored in a thread of its own while sampling goes on."""
+"""Images of the old policy and their rewards, which are computed in a separate thread during sampling."""
 
 from __future__ import annotations
 
@@ -21,10 +21,15 @@ from recast.progress import OnProgress, ignore_progress
 from recast.prompts import Row
 from recast.rewards import base
 
+__all__ = ["Rollout", "rollout"]
+
 
 @dataclass(frozen=True)
 class Rollout:
-    """Clean latents (n, c, h, w) of one process's images, their prompts' conditions, and their rewards (n, m)."""
+    """Clean latents (n, c, h, w) of the images of one process, and their rewards (n, m).
+
+    `condition` has one row per distinct prompt, and `prompt` (n,) the row of every image; `seconds` are by phase.
+    """
 
     latents: Tensor
     condition: Condition
@@ -43,9 +48,9 @@ def rollout(
     batch: int,
     on_progress: OnProgress = ignore_progress,
 ) -> Rollout:
-    """One image for every row and seed, along the flow ODE (dpm2), and the scores of all models.
+    """One image per row and seed, along the flow ODE (dpm2), and its scores under all rewards `models`.
 
-    An image's start noise is that of its seed alone. A prompt is encoded once, however many images it has.
+    The start noise of an image depends on its seed alone. Every prompt is encoded once.
     """
     begun = time.perf_counter()
     places = {text: k for k, text in enumerate(dict.fromkeys(row["prompt"] for row in rows))}
@@ -57,8 +62,8 @@ def rollout(
         for start in range(0, len(rows), batch):
             part = slice(start, start + batch)
             clean = _sample(policy, condition.rows(prompt[part]), seeds[part], sigmas)
-            if len(pending) > 1:  # images that wait for their scores take memory
-                pending[-2].exception()  # raised below: processes must sample in step, whatever a reward does
+            if len(pending) > 1:  # images waiting for their scores take memory
+                pending[-2].exception()  # raised below: a process whose reward fails must keep sampling with the others
             pending.append(scorer.submit(_score, models, policy.decode(clean), rows[part]))
             latents.append(clean)
             on_progress("sampling", min(start + batch, len(rows)), len(rows))

@@ -1,4 +1,4 @@
-"""`recast train`: from a recipe and weights.json to RUN/checkpoints, RUN/lora and RUN/metrics.jsonl."""
+"""The stage `train`: from a recipe and weights.json to RUN/checkpoints, RUN/lora and RUN/metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from recast.errors import RecastError, StaleError
 from recast.flow import sd3
 from recast.flow.generate import generate
 from recast.flow.lora import Adapters
+from recast.flow.sd3 import SD3Policy
 from recast.progress import OnProgress, ignore_progress
 from recast.rewards import base
 from recast.train import checkpoint, metrics, trackers, zero
@@ -28,47 +29,49 @@ from recast.train.reweigh import reweigh
 from recast.train.trainer import StoppedError, Trainer
 from recast.weigh import static
 
-PREVIEWS = 8
+__all__ = ["Observer", "accelerator_of", "build", "check_stale", "finished", "train"]
+
+_PREVIEWS = 8
 """Prompts on a sample sheet: the first ones of the training set, with the seeds of evaluation."""
-PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
-Watch = Callable[[Mapping[str, Any]], None]
+_PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
 class Observer:
-    """Who is told how a run goes: the plan, how far an epoch is, and an epoch's metrics."""
+    """Callbacks of a run: a description of its batches at the start, its progress, and the metrics of each epoch."""
 
-    plan: Callable[[str], None] = lambda _: None
+    start: Callable[[str], None] = lambda _: None
     on_progress: OnProgress = ignore_progress
-    epoch: Watch = lambda _: None
+    epoch: Callable[[Mapping[str, Any]], None] = lambda _: None
 
 
 def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Observer | None = None) -> int:
-    """Train until the recipe's last epoch, from the latest checkpoint in `out` where there is one.
+    """Train until the recipe's last epoch, from the latest checkpoint in RUN if there is one.
 
-    Every process of a launcher calls it. Leaves the averaged adapter in RUN/lora, and returns the number of epochs
-    done. W comes from `weights`, or from RUN/weights.json, which must then be what the recipe asks for. A run that
-    must stop (a loss, a gradient or a reward that is not finite) leaves a checkpoint of the state before.
+    Every process of a launcher calls this. Writes the averaged adapter to RUN/lora and returns the number of finished
+    epochs. W is read from `weights`, or by default from RUN/weights.json, which must then have the recipe's method and
+    budget. A loss, gradient or reward that is not finite stops the run with an error, after a checkpoint of the state
+    before it is saved.
     """
     observer = observer or Observer()
     _check(recipe, out)
-    accelerator = _accelerator(recipe, out)
-    matrix = _weights(recipe, out, weights, accelerator)
+    accelerator = accelerator_of(recipe, out)
+    set_seed((recipe.train.seed + accelerator.process_index) % 2**32)  # for rewards that draw from global generators
+    matrix, policy = _weights(recipe, out, weights, accelerator)
     rows = prompts.load(recipe.train.prompts)
     settings = identity.training(recipe, matrix, rows)
     folder = out / "checkpoints"
     found = checkpoint.all_of(folder)
-    if found:  # before any model is loaded: another config is known at once
+    if found:  # before a model is loaded: other settings are an error at once
         done = checkpoint.read_state(found[-1], settings)[0].epoch
-        if done == recipe.train.epochs and (out / "lora").is_dir():  # nothing to load for
+        if done == recipe.train.epochs and (out / "lora").is_dir():
             return done
         if done > recipe.train.epochs:
             raise RecastError(f"{out} has {done} epochs already, more than train.epochs = {recipe.train.epochs}")
-    set_seed((recipe.train.seed + accelerator.process_index) % 2**32)  # nothing here draws from it, but a reward may
-    trainer = build(recipe, matrix, rows, accelerator)
+    trainer = build(recipe, matrix, rows, accelerator, policy)
     if found:
         _load(trainer, found[-1], settings)
-    observer.plan(trainer.plan.describe() + (f"; going on after {found[-1].name}" if found else ""))
+    observer.start(trainer.batches.describe() + (f"; resuming from {found[-1].name}" if found else ""))
     trackers.start(accelerator, recipe.train.trackers, out, settings, trainer.position.step)
     try:
         _loop(recipe, out, trainer, settings, observer)
@@ -82,7 +85,7 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
 
 
 def check_stale(recipe: Recipe, out: Path, weights: WeightMatrix) -> None:
-    """Raise `StaleError` if RUN holds a checkpoint of other settings, or of more epochs than the recipe asks for."""
+    """Raise `StaleError` if RUN has a checkpoint of other settings, or of more epochs than the recipe has."""
     found = checkpoint.all_of(out / "checkpoints")
     if not found:
         return
@@ -99,16 +102,16 @@ def finished(recipe: Recipe, out: Path) -> bool:
 
 
 def _check(recipe: Recipe, out: Path) -> None:
-    """What can be known before anything is loaded."""
+    """Check what is known before anything is loaded, and make RUN."""
     if recipe.world.kind != "images":
-        raise RecastError(f"training needs a policy that makes images, and world.kind = {recipe.world.kind} has none")
+        raise RecastError(f"training needs world.kind = images, not {recipe.world.kind}, which has no policy to train")
     if not recipe.rewards:
         raise RecastError("the recipe names no reward: put at least one under rewards")
     trackers.check(recipe.train.trackers)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RecastError(f"{out}: cannot be the run's folder: {error.strerror or error}") from error
+        raise RecastError(f"{out}: cannot be used as the run's folder: {error.strerror or error}") from error
 
 
 def _load(trainer: Trainer, path: Path, settings: Mapping[str, Any]) -> None:
@@ -118,51 +121,67 @@ def _load(trainer: Trainer, path: Path, settings: Mapping[str, Any]) -> None:
         reason = (
             str(error) if isinstance(error, RecastError) else f"{path} is damaged ({type(error).__name__}: {error})"
         )
-        hint = "" if "remove" in reason else f": remove {path} to go on from the one before"
+        hint = "" if "remove" in reason else f": remove {path} to resume from the checkpoint before it"
         raise RecastError(reason + hint) from error
 
 
-def _weights(recipe: Recipe, out: Path, weights: Path | None, accelerator: Any) -> WeightMatrix:
-    """W from its file; a static one, which needs no curves, is made where the recipe asks for it and there is none."""
+def _weights(
+    recipe: Recipe, out: Path, weights: Path | None, accelerator: Any
+) -> tuple[WeightMatrix, SD3Policy | None]:
+    """W from its file, and the policy if it was loaded: a static W, which needs no curves, is made on its grid."""
     path = out / "weights.json" if weights is None else weights
+    policy = None
     if weights is None and recipe.weigh.method == "static":
         if accelerator.is_main_process and not path.exists():
-            settings = recipe.train
-            sigmas = sd3.load(recipe.policy).sigmas(settings.steps or recipe.estimate.steps)
-            static(recipe.budget, sigmas).save(path)
+            policy = _load_policy(recipe)
+            static(recipe.budget, policy.sigmas(recipe.train.steps or recipe.estimate.steps)).save(path)
         accelerator.wait_for_everyone()
     if not path.exists():
-        raise RecastError(f"{path}: there is no W to train with: run recast weigh first, or name a file by --weights")
+        raise RecastError(f"{path} does not exist: run recast weigh first, or name another file with --weights")
     matrix = WeightMatrix.load(path)
     if weights is None:
         _compare(recipe, matrix, path)
     elif idle := [name for name in recipe.rewards if name not in matrix.rewards]:
-        warnings.warn(f"{path} gives no weight to {', '.join(idle)}: not trained with", stacklevel=2)
-    return matrix
+        warnings.warn(f"{path} has no weight for {', '.join(idle)}: not used in training", stacklevel=2)
+    return matrix, policy
+
+
+def _load_policy(recipe: Recipe) -> SD3Policy:
+    """The recipe's policy without its adapter, which training loads into its own."""
+    return sd3.load(recipe.policy.model_copy(update={"lora": None}))
 
 
 def _compare(recipe: Recipe, matrix: WeightMatrix, path: Path) -> None:
-    """A W of another method or budget than the recipe's would be trained in silence."""
+    """Raise an error if W has another method or budget than the recipe."""
     share = sinkhorn.simplex(list(recipe.budget.values()), len(recipe.budget), "budget")
     asked = {name: round(float(value), 6) for name, value in zip(recipe.budget, share, strict=True)}
     has = {name: round(float(value), 6) for name, value in zip(matrix.rewards, matrix.budget, strict=True)}
     for what, wanted, found in (("weigh.method", recipe.weigh.method, matrix.method), ("the budget", asked, has)):
         if wanted != found:
             raise RecastError(
-                f"{path} was made with {what} = {found}, but the recipe says {wanted}: run recast weigh again, "
-                "or name the file by --weights"
+                f"{path} was made with {what} = {found}, but the recipe has {wanted}: run recast weigh again, "
+                "or name the file with --weights"
             )
 
 
-def build(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row], accelerator: Any) -> Trainer:
-    """Policy, adapters and rewards of a recipe; `train.lora` or `policy.lora` is where training starts from."""
+def build(
+    recipe: Recipe,
+    matrix: WeightMatrix,
+    rows: list[prompts.Row],
+    accelerator: Any,
+    policy: SD3Policy | None = None,
+) -> Trainer:
+    """The trainer of a recipe; loads the rewards and, by default, the policy.
+
+    The adapters start from `train.lora` or else `policy.lora`; `policy` must be without it.
+    """
     settings = recipe.train
     missing = [name for name in matrix.rewards if name not in recipe.rewards]
     if missing:
         raise RecastError(
-            f"W weighs the reward {missing[0]!r}, but the recipe's rewards are {', '.join(recipe.rewards)}"
+            f"W has a row for the reward {missing[0]!r}, but the recipe's rewards are {', '.join(recipe.rewards)}"
         )
-    policy = sd3.load(recipe.policy.model_copy(update={"lora": None}))
+    policy = policy or _load_policy(recipe)
     grid = policy.sigmas(settings.steps or matrix.steps)
     if not schedule.same(grid, matrix.sigmas):
         raise RecastError(
@@ -184,7 +203,7 @@ def _loop(recipe: Recipe, out: Path, trainer: Trainer, settings: Mapping[str, An
     if accelerator.is_main_process:
         recipe.save(out / "recipe.yaml")
     while trainer.position.epoch < train.epochs:
-        if due(train.reweigh_every, trainer.position.epoch) and trainer.position.update == 0:
+        if _due(train.reweigh_every, trainer.position.epoch) and trainer.position.update == 0:
             trainer.weights = reweigh(recipe, out, trainer)
         values = trainer.epoch(observer.on_progress)
         done = trainer.position.epoch
@@ -192,25 +211,25 @@ def _loop(recipe: Recipe, out: Path, trainer: Trainer, settings: Mapping[str, An
             log.write(values)
             accelerator.log(metrics.scalars(values), step=trainer.position.step)
             observer.epoch(values)
-        if due(train.preview_every, done) or (train.preview_every and done == train.epochs):
+        if _due(train.preview_every, done) or (train.preview_every and done == train.epochs):
             _preview(trainer, out / "samples" / f"epoch-{done:05d}.png")
-        if due(train.save_every, done) or done == train.epochs:  # last: what is told before is told again after a kill
+        if _due(train.save_every, done) or done == train.epochs:  # last: after a kill, the rest is repeated
             trainer.save(folder, settings, train.keep)
     trainer.save_ema(out / "lora")
     accelerator.wait_for_everyone()
 
 
-def due(every: int, epoch: int) -> bool:
-    """Whether something that happens every so many epochs happens after this one.
+def _due(every: int, epoch: int) -> bool:
+    """Whether something that is done every so many epochs is due after this one; never for 0.
 
-    >>> due(0, 4), due(2, 0), due(2, 3), due(2, 4)
+    >>> _due(0, 4), _due(2, 0), _due(2, 3), _due(2, 4)
     (False, False, False, True)
     """
     return every > 0 and epoch > 0 and epoch % every == 0
 
 
 def _preview(trainer: Trainer, path: Path) -> None:
-    texts = [row["prompt"] for row in trainer.rows[:PREVIEWS]]
+    texts = [row["prompt"] for row in trainer.rows[:_PREVIEWS]]
     with trainer.averaged():
         samples = generate(trainer.policy, texts, [42 + k for k in range(len(texts))], steps=len(trainer.sigmas) - 1)
     if not trainer.accelerator.is_main_process:
@@ -219,7 +238,8 @@ def _preview(trainer: Trainer, path: Path) -> None:
     trackers.show(trainer.accelerator, samples, path, trainer.position.step)
 
 
-def _accelerator(recipe: Recipe, out: Path) -> Any:
+def accelerator_of(recipe: Recipe, out: Path) -> Any:
+    """The accelerator of a run; an error if training does not support the launcher's settings."""
     settings = recipe.train
     cpu = recipe.policy.device == "cpu" or not torch.cuda.is_available()
     if settings.precision == "float16" and cpu:
@@ -230,15 +250,17 @@ def _accelerator(recipe: Recipe, out: Path) -> Any:
         InitProcessGroupKwargs(timeout=processes.PATIENCE, **({"backend": "gloo"} if deepspeed else {})),
     ]
     accelerator = Accelerator(
-        cpu=cpu and not deepspeed,  # told to use a CPU, accelerate would leave DeepSpeed out without a word
-        mixed_precision=PRECISIONS[settings.precision],
+        cpu=cpu and not deepspeed,  # with cpu=True accelerate would skip DeepSpeed silently
+        mixed_precision=_PRECISIONS[settings.precision],
         log_with=list(settings.trackers) or None,
         project_dir=out / "logs",
         kwargs_handlers=handlers,
     )
     kind = accelerator.distributed_type
     if kind == DistributedType.MEGATRON_LM:
-        raise RecastError(f"training does not run under {kind.value}: use torchrun alone, or FSDP (docs/scale.md)")
+        raise RecastError(
+            f"training does not run under {kind.value}: use torchrun alone, or FSDP (docs/guides/scale.md)"
+        )
     if kind == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise RecastError("training runs under FSDP's second version only: set fsdp_version: 2 in accelerate's config")
     if zero.used(accelerator):

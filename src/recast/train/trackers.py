@@ -1,4 +1,4 @@
-"""Who else is told how training goes: tensorboard, wandb and trackio, started by accelerate."""
+"""Experiment trackers: tensorboard, wandb and trackio, started by accelerate."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from torch import Tensor
 from recast.core import artifact
 from recast.errors import RecastError
 
+__all__ = ["check", "finish", "options", "show", "start"]
+
 
 def check(names: Sequence[str]) -> None:
-    """Refuse a tracker that accelerate would leave out without a word because its package is missing."""
+    """Raise an error for a tracker that is not installed, which accelerate would skip silently."""
     installed = {tracker.value for tracker in get_available_trackers()}
     for name in names:
         if name not in installed:
@@ -24,24 +26,24 @@ def check(names: Sequence[str]) -> None:
 
 
 def start(accelerator: Any, names: Sequence[str], out: Path, settings: Mapping[str, Any], step: int) -> None:
-    """Start the trackers of a run that has done `step` optimizer steps; one that went on goes on there too."""
+    """Start the trackers of a run that has done `step` optimizer steps; a resumed run is resumed in them too."""
     if not names:
         return
     plain = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in settings.items()}
     chosen = options(names, out, step) if accelerator.is_main_process else {}
     try:
         accelerator.init_trackers("recast", plain, init_kwargs=chosen)
-    except Exception as error:  # no account, no network, a broken package: each has errors of its own
+    except Exception as error:  # no account, no network, a broken package: each has its own errors
         reason = " ".join(str(error).split()).rstrip(".")
         raise RecastError(
-            f"train.trackers = [{', '.join(names)}] cannot be started: {reason}; train.trackers=[] trains without"
+            f"train.trackers = [{', '.join(names)}] cannot be started: {reason}; train.trackers=[] uses no tracker"
         ) from error
 
 
 def options(names: Sequence[str], out: Path, step: int) -> dict[str, dict[str, Any]]:
-    """What each tracker is started with, so that a run that goes on is the same run to it.
+    """Options of each tracker with which a resumed run is the same run in it.
 
-    RUN/logs/id is what wandb and trackio know a run by; one that starts from nothing gets a new one.
+    RUN/logs/id identifies the run in wandb and trackio; a run that starts at step 0 gets a new one.
     """
     path = out / "logs" / "id"
     if step == 0 or not path.is_file():
@@ -56,13 +58,13 @@ def options(names: Sequence[str], out: Path, step: int) -> dict[str, dict[str, A
 
 
 def finish(accelerator: Any) -> None:
-    """Close every tracker; `end_training` would also part the processes, which may have more to do together."""
+    """Close all trackers; `end_training` would also end the process group, which later stages may use."""
     for tracker in accelerator.trackers:
         tracker.finish()
 
 
 def show(accelerator: Any, images: Tensor, sheet: Path, step: int) -> None:
-    """Give sample images (B, 3, H, W) to every tracker; trackio, which takes one at a time, gets the sheet's file."""
+    """Log sample images (B, 3, H, W) to every tracker; trackio takes one image, the file `sheet`."""
     for tracker in accelerator.trackers:
         if tracker.name == "trackio":
             tracker.log({"samples": importlib.import_module("trackio").Image(sheet)}, step=step)

@@ -1,4 +1,4 @@
-"""The training loop: sample under the old policy, score once, train every (image, step) pair, move the old policy."""
+"""The training loop: sample with the old policy, score once, train on (image, level) pairs, update the old policy."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ from torch import Tensor
 from recast.config import TrainConfig
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
-from recast.flow.generate import start_noise
 from recast.flow.lora import Adapters
 from recast.flow.sd3 import SD3Policy
 from recast.flow.sharded import part, whole
 from recast.progress import OnProgress, ignore_progress
 from recast.prompts import Row
 from recast.rewards import base
-from recast.train import advantage, checkpoint, groups, metrics, nft, zero
+from recast.train import advantage, checkpoint, groups, metrics, nft, pairs, zero
 from recast.train.checkpoint import Position
 from recast.train.decay import old_decay
+from recast.train.pairs import Pairs
 from recast.train.rollout import Rollout, rollout
 
-LOSSES = ("total", "positive", "negative", "penalty")
-PATIENCE = 10
-"""Optimizer steps in a row that may overflow in float16."""
+__all__ = ["StoppedError", "Trainer"]
+
+_LOSSES = ("total", "positive", "negative", "kl")
+_PATIENCE = 10
+"""Number of consecutive optimizer steps that may overflow in float16."""
 
 
 class Trainer:
-    """Policy, adapters, optimizer and where they are in training; `epoch` takes them one further.
+    """Policy, adapters, optimizer and their position in training; `epoch` trains for one epoch.
 
-    Everything random comes from the seed, the epoch and an image's number, so an epoch may be begun again and the
-    number of processes changes nothing but rounding.
+    `models` are the rewards, loaded, and `batches` the sizes of an epoch. All randomness comes from the seed, the epoch
+    and an image's number, so an epoch can be repeated, and the number of processes changes results by rounding only.
     """
 
     def __init__(
@@ -56,11 +58,11 @@ class Trainer:
         self.settings, self.policy, self.adapters, self.weights = settings, policy, adapters, weights
         self.models, self.rows, self.accelerator = models, rows, accelerator
         self.sigmas = policy.sigmas(settings.steps or weights.steps)
-        self.plan = make_plan(settings, len(self.sigmas) - 1, accelerator.num_processes)
-        accelerator.gradient_accumulation_steps = self.plan.accumulation
+        self.batches = _batches(settings, len(self.sigmas) - 1, accelerator.num_processes)
+        accelerator.gradient_accumulation_steps = self.batches.accumulation
         self._zero = zero.used(accelerator)
         if self._zero:
-            zero.configure(accelerator, self.plan, settings.clip_norm)
+            zero.configure(accelerator, self.batches, settings.clip_norm)
         if settings.checkpointing:
             policy.pipe.transformer.enable_gradient_checkpointing()
         optimizer = torch.optim.AdamW(
@@ -70,12 +72,12 @@ class Trainer:
             eps=settings.epsilon,
             weight_decay=settings.weight_decay,
         )
-        total = settings.epochs * self.plan.updates
+        total = settings.epochs * self.batches.updates
         self.schedule = get_scheduler(
             settings.schedule, optimizer, num_warmup_steps=settings.warmup, num_training_steps=total
         )
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # accelerate's word for it
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # accelerate passes it
             policy.model, self.optimizer = accelerator.prepare(
                 policy.pipe.transformer, optimizer, device_placement=None if self._zero else [False, True]
             )
@@ -87,18 +89,18 @@ class Trainer:
         self._random: dict[str, Tensor] | None = None
 
     def epoch(self, on_progress: OnProgress = ignore_progress) -> dict[str, Any]:
-        """One epoch, or the rest of one that was stopped inside; returns its metrics, the same in every process."""
+        """Train for one epoch, or finish one that was interrupted; returns its metrics, the same in every process."""
         number = self.position.epoch
-        self._random = checkpoint.random_tensors()  # an epoch that is stopped inside is sampled and scored again
+        self._random = checkpoint.random_tensors()  # an interrupted epoch is sampled and scored again
         data, rewards = self._rollout(number, on_progress)
-        members = torch.arange(self.plan.total) // self.plan.images
-        parts = advantage.parts(rewards, members, self.weights, self.settings.normalize, self.settings.spread)
+        members = torch.arange(self.batches.total) // self.batches.images
+        parts = advantage.contributions(rewards, members, self.weights, self.settings.normalize, self.settings.spread)
         quality = advantage.optimality(parts.sum(1), self.settings.advantage_clip).float()
         found = metrics.reward_metrics(list(self.models), rewards, members, parts)
         found["clipped"] = float((parts.sum(1).abs() > self.settings.advantage_clip).double().mean())
         begun = time.perf_counter()
         self._trained = []
-        for update in range(self.position.update, self.plan.updates):
+        for update in range(self.position.update, self.batches.updates):
             self._update(data, quality, update, on_progress)
             self.position = replace(self.position, update=update + 1, step=self.position.step + 1)
         decay = old_decay(self.position.step, self.settings.decay)
@@ -106,9 +108,9 @@ class Trainer:
         self.position = replace(self.position, epoch=number + 1, update=0)
         self._random = None
         losses = torch.stack(self._trained).mean(0).tolist()
-        names = ("loss", "loss/positive", "loss/negative", "loss/penalty", "gradient_norm")
+        names = ("loss", "loss/positive", "loss/negative", "loss/kl", "gradient_norm")
         seconds = {**data.seconds, "training": time.perf_counter() - begun}
-        pairs = self.plan.batch * self.plan.pairs * len(self._trained)
+        trained = self.batches.batch * self.batches.pairs * len(self._trained)
         return {
             "epoch": number + 1,
             "step": self.position.step,
@@ -117,20 +119,20 @@ class Trainer:
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "old_decay": decay,
             **{f"seconds/{key}": value for key, value in seconds.items()},
-            "images_per_second": self.plan.total / (seconds["sampling"] + seconds["waiting"]),
-            "pairs_per_second": pairs / seconds["training"],
+            "images_per_second": self.batches.total / (seconds["sampling"] + seconds["waiting"]),
+            "pairs_per_second": trained / seconds["training"],
         }
 
     def _rollout(self, epoch: int, on_progress: OnProgress) -> tuple[Rollout, Tensor]:
-        """The images of this process in the order of training, and the rewards (N, m) of all images."""
-        plan, settings = self.plan, self.settings
-        chosen = groups.prompts(settings.seed, epoch, plan.groups, len(self.rows))
-        order = groups.order(settings.seed, epoch, plan.total)
-        self._seeds = groups.seeds(settings.seed, epoch, plan.total, len(self.sigmas) + 1)
+        """The images of this process in the order of training, and the rewards (N, m) of all images of the epoch."""
+        batches, settings = self.batches, self.settings
+        chosen = groups.prompts(settings.seed, epoch, batches.groups, len(self.rows))
+        order = groups.order(settings.seed, epoch, batches.total)
+        self._seeds = groups.seeds(settings.seed, epoch, batches.total, pairs.SEEDS + len(self.sigmas) - 1)
         rank = self.accelerator.process_index
-        self._mine = [groups.mine(plan, order, update, rank) for update in range(plan.updates)]
+        self._mine = [groups.mine(batches, order, update, rank) for update in range(batches.updates)]
         images = np.concatenate(self._mine)
-        rows = [self.rows[chosen[image // plan.images]] for image in images]
+        rows = [self.rows[chosen[image // batches.images]] for image in images]
         failure: Exception | None = None
         try:
             with self.adapters.using("old"):
@@ -149,37 +151,37 @@ class Trainer:
         return data, rewards
 
     def _update(self, data: Rollout, quality: Tensor, update: int, on_progress: OnProgress = ignore_progress) -> None:
-        """One optimizer step: all pairs of its images, in calls of equal size."""
-        plan, steps = self.plan, len(self.sigmas) - 1
-        images = torch.from_numpy(self._mine[update])
-        rows = torch.arange(update * plan.share, (update + 1) * plan.share)
-        chosen = torch.stack([_choose(steps, plan.pairs, self._seeds[image, 1]) for image in images])
-        levels = torch.tensor(self.sigmas)[chosen + 1]
-        goodness = advantage.by_sigma(quality[images], self.weights, levels)
-        pairs = [each.flatten() for each in (rows[:, None].expand_as(chosen), chosen, levels, goodness)]
-        seen: list[Tensor] = []
-        for row, step, sigma, r in zip(*(each.split(plan.micro) for each in pairs), strict=True):
+        """Make one optimizer step on all its pairs, accumulating gradients over micro-batches of equal size."""
+        chosen, sizes = self._pairs(quality, update), self.batches
+        losses: list[Tensor] = []
+        for micro_batch in chosen.split(sizes.micro):
             with self.accelerator.accumulate(self.policy.model):
-                noise = start_noise(self.policy.latent_shape, self._seeds[images[row - rows[0]], step + 2])
-                terms = self._terms(data, row, noise, sigma, r)
+                terms = self._terms(data, micro_batch)
                 self._backward(terms.total.mean())
-                seen.append(torch.stack([getattr(terms, name).detach() for name in LOSSES]))
+                losses.append(torch.stack([getattr(terms, name).detach() for name in _LOSSES]))
                 if self.accelerator.sync_gradients:
-                    norm = self._clip(torch.cat(seen, 1), pairs[2], update)
+                    norm = self._clip(torch.cat(losses, 1), chosen.sigma, update)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            on_progress("training", update * plan.accumulation + len(seen), plan.updates * plan.accumulation)
+            on_progress("training", update * sizes.accumulation + len(losses), sizes.updates * sizes.accumulation)
         self._count_skipped()
         self.schedule.step()
         self.ema.step(self.adapters.parameters)
-        means = self.accelerator.reduce(torch.cat(seen, 1).mean(1), "mean").cpu().double()
+        means = self.accelerator.reduce(torch.cat(losses, 1).mean(1), "mean").cpu().double()
         self._trained.append(torch.cat([means, whole(norm.detach()).cpu().double().reshape(1)]))
 
-    def _terms(self, data: Rollout, row: Tensor, noise: Tensor, sigma: Tensor, r: Tensor) -> nft.Terms:
-        """The loss of some pairs; the base is asked only where its penalty counts."""
+    def _pairs(self, quality: Tensor, update: int) -> Pairs:
+        """The pairs of this process in one optimizer step, given the optimality (N, T) of all images of the epoch."""
+        images, first = self._mine[update], update * self.batches.share
+        good = quality[torch.from_numpy(images)]
+        return pairs.draw(self._seeds[images], first, good, self.weights, self.sigmas, self.batches.pairs)
+
+    def _terms(self, data: Rollout, chosen: Pairs) -> nft.Terms:
+        """The loss of some pairs; the base's velocity is computed only if the KL term counts."""
         device, settings = data.latents.device, self.settings
-        condition = data.condition.rows(data.prompt[row].to(device))
-        clean, noise, sigma, r = data.latents[row.to(device)], noise.to(device), sigma.to(device), r.to(device)
+        condition = data.condition.rows(data.prompt[chosen.row].to(device))
+        clean, noise = data.latents[chosen.row.to(device)], chosen.noise(self.policy.latent_shape).to(device)
+        sigma, r = chosen.sigma.to(device), chosen.r.to(device)
         level = sigma[:, None, None, None]
         x = (1 - level) * clean + level * noise
         with torch.no_grad():
@@ -202,11 +204,11 @@ class Trainer:
             form=settings.form,
             clip=settings.advantage_clip,
             v_base=reference,
-            penalty=settings.kl_weight,
+            kl_weight=settings.kl_weight,
         )
 
     def _backward(self, loss: Tensor) -> None:
-        """Add to the gradients; accelerate would step DeepSpeed's optimizer at once, before anything is looked at."""
+        """Accumulate gradients; accelerate would step DeepSpeed's optimizer at once, before gradients are checked."""
         if self._zero:
             self.policy.model.set_gradient_accumulation_boundary(self.accelerator.sync_gradients)
             self.policy.model.backward(loss)
@@ -214,9 +216,9 @@ class Trainer:
             self.accelerator.backward(loss)
 
     def _clip(self, losses: Tensor, sigmas: Tensor, update: int) -> Tensor:
-        """The gradient's norm before clipping; a loss or gradient that is not finite stops the run before the step.
+        """Clip the gradient and return its norm before; a loss or gradient that is not finite stops the run first.
 
-        DeepSpeed, which clips within its step, takes it here.
+        DeepSpeed clips as part of its step, which is made here.
         """
         where = f"is not finite in epoch {self.position.epoch + 1}, optimizer step {update + 1}"
         finite = torch.isfinite(losses).cpu()
@@ -226,29 +228,31 @@ class Trainer:
             if (norm := zero.step(self.policy.model, self.optimizer.optimizer)) is None:
                 raise StoppedError(f"the gradient of an adapter {where}")
             return norm
-        if self.accelerator.scaler is None:  # float16 skips a step that overflows, and lowers its scale
+        if self.accelerator.scaler is None:  # in float16 the scaler skips a step that overflows
             named = self.adapters.transformer.named_parameters()
             trained = {name: part(each.grad) for name, each in named if each.grad is not None}
             good = torch.stack([torch.isfinite(each).all() for each in trained.values()])
             if self.anywhere(not bool(good.all())):
                 bad = [name for name, fine in zip(trained, good.tolist(), strict=True) if not fine]
-                raise StoppedError(f"the gradient of {bad[0] if bad else 'a part of another process'} {where}")
+                raise StoppedError(
+                    f"the gradient of {bad[0] if bad else 'a parameter shard of another process'} {where}"
+                )
         return self.accelerator.clip_grad_norm_(self.adapters.parameters, self.settings.clip_norm)
 
     def _count_skipped(self) -> None:
-        """Stop where float16 overflows again and again: its scale is as low as it gets, and nothing is learnt."""
+        """Stop a run in which every step overflows float16: the loss scale cannot get lower, and nothing is learned."""
         skipped = self.accelerator.scaler is not None and self.optimizer.step_was_skipped
         self._skipped = self._skipped + 1 if skipped else 0
-        if self._skipped >= PATIENCE:
-            raise StoppedError(f"the gradient overflowed float16 in {PATIENCE} optimizer steps in a row")
+        if self._skipped >= _PATIENCE:
+            raise StoppedError(f"the gradient overflowed float16 in {_PATIENCE} optimizer steps in a row")
 
     def anywhere(self, wrong: bool) -> bool:
-        """Whether it is so in any process: they stop together, with a checkpoint."""
+        """Whether `wrong` holds in any process, so that all stop together and save a checkpoint."""
         flag = torch.tensor([float(wrong)], device=self.accelerator.device)
         return bool(self.accelerator.gather(flag).max() > 0)
 
     def save(self, folder: Path, settings: Mapping[str, Any], keep: int) -> Path:
-        """Write a checkpoint of this very moment; all processes call it."""
+        """Write a checkpoint of the current state; all processes must call this."""
         final = folder / checkpoint.name(self.position)
         temporary = folder / f".{final.name}.tmp"
         wait, first = self.accelerator.wait_for_everyone, self.accelerator.is_main_process
@@ -280,7 +284,7 @@ class Trainer:
         return final
 
     def load(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Load the state of a checkpoint."""
         self.position, facts = checkpoint.read_state(path, settings)
         self.adapters.load(path / "ema", "default")
         self.ema.shadow_params = [each.detach().clone() for each in self.adapters.parameters]
@@ -289,9 +293,9 @@ class Trainer:
         self.adapters.load(path / "old", "old")
         tensors = checkpoint.load_tensors(path / "optimizer.safetensors")
         if self._zero:
-            zero.load_optimizer(self.accelerator, self.optimizer.optimizer, tensors)
+            zero.restore_optimizer(self.accelerator, self.optimizer.optimizer, tensors)
         else:
-            checkpoint.load_optimizer(self.optimizer.optimizer, tensors)
+            checkpoint.restore_optimizer(self.optimizer.optimizer, tensors)
         self.schedule.load_state_dict({**facts["schedule"], "lr_lambdas": [None]})
         for group, rate in zip(self.optimizer.param_groups, facts["schedule"]["_last_lr"], strict=True):
             group["lr"] = rate
@@ -299,21 +303,21 @@ class Trainer:
             self.accelerator.scaler.load_state_dict(facts["scaler"])
         self.weights = WeightMatrix.load(path / "weights.json")
         random = path / f"random-{self.accelerator.process_index}.safetensors"
-        if random.exists():  # a run may go on with more processes than before
+        if random.exists():  # absent if the run is resumed with more processes
             checkpoint.restore_random(checkpoint.load_tensors(random))
 
     def save_ema(self, folder: Path) -> None:
-        """Write the averaged adapter, the one to evaluate, where plain diffusers finds it; all processes call it."""
+        """Write the averaged adapter, the one to evaluate, in diffusers' format; all processes must call this."""
         with self.averaged():
             self.adapters.save(folder, write=self.accelerator.is_main_process)
 
     def averaged(self) -> Any:
-        """A `with` block in which `default` is the average."""
+        """A context manager in which `default` holds the averaged parameters."""
         return _Averaged(self.ema, self.adapters.parameters)
 
 
 class StoppedError(RecastError):
-    """Training cannot go on; the state before the trouble is worth keeping."""
+    """Training cannot continue; the state before the failure is saved."""
 
 
 class _Averaged:
@@ -330,22 +334,17 @@ class _Averaged:
             each.copy_(kept)
 
 
-def make_plan(settings: TrainConfig, steps: int, processes: int) -> groups.Plan:
-    """The batch plan of a recipe's training for T = `steps`."""
-    pairs = max(1, round(settings.fraction * steps))
-    return groups.plan(
-        processes, settings.prompts_per_epoch, settings.images_per_prompt, settings.batch, pairs, settings.micro_batch
+def _batches(settings: TrainConfig, steps: int, processes: int) -> groups.Batches:
+    """The sizes of an epoch for T = `steps`."""
+    levels = max(1, round(settings.fraction * steps))
+    return groups.batches(
+        processes, settings.prompts_per_epoch, settings.images_per_prompt, settings.batch, levels, settings.micro_batch
     )
 
 
-def _choose(steps: int, count: int, seed: int) -> Tensor:
-    """`count` different columns of an image, in random order."""
-    return torch.randperm(steps, generator=torch.Generator().manual_seed(int(seed)))[:count]
-
-
 def _culprit(finite: Tensor, sigmas: Tensor) -> str:
-    """The first term (rows, as `LOSSES`) of the first pair (columns) that is not finite, if it is of this process."""
-    for name, row in list(zip(LOSSES, finite, strict=True))[1:]:
+    """The first term (rows, as `_LOSSES`) and pair (columns) that is not finite, if this process has one."""
+    for name, row in list(zip(_LOSSES, finite, strict=True))[1:]:
         if not row.all():
             return f"the loss's {name} term at σ = {sigmas[~row][0]:.4g}"
     return "the loss of another process"

@@ -1,7 +1,8 @@
 """DeepSpeed's ZeRO, stages 1 and 2: every process keeps Adam's moments of its part of the adapters.
 
-Its optimizer has one flat float32 vector of all parameters, in their order and padded at the end; each process steps
-one part of it. Checkpoints are whole and by parameter, as everywhere else: a run may go on with or without DeepSpeed.
+Its optimizer has one flat float32 vector of all parameters, in their order and padded at the end; each process updates
+one part of it. Checkpoints hold the whole state by parameter, as without DeepSpeed, so a run may be resumed with or
+without it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 
 from recast.errors import RecastError
-from recast.train.groups import Plan
+from recast.train.groups import Batches
+
+__all__ = ["check", "configure", "optimizer_tensors", "restore_optimizer", "step", "used"]
 
 
 def used(accelerator: Any) -> bool:
@@ -23,27 +26,29 @@ def used(accelerator: Any) -> bool:
 
 
 def check(accelerator: Any) -> None:
-    """Refuse what would round the adapters, or what a checkpoint would not hold."""
+    """Raise an error for settings that would round the adapters, or whose state a checkpoint would not hold."""
     config = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
     if accelerator.mixed_precision != "no":
         raise RecastError("under DeepSpeed, bf16 and fp16 would round the adapters: set train.precision to float32")
     if config["stage"] not in (1, 2):
-        raise RecastError(f"training runs under DeepSpeed's zero_stage 1 and 2, not {config['stage']} (docs/scale.md)")
+        raise RecastError(
+            f"training runs under DeepSpeed's zero_stage 1 and 2, not {config['stage']} (docs/guides/scale.md)"
+        )
     if (config.get("offload_optimizer") or {}).get("device", "none") != "none" or config.get("round_robin_gradients"):
         raise RecastError("training needs DeepSpeed without offload_optimizer and round_robin_gradients")
 
 
-def configure(accelerator: Any, plan: Plan, clip: float) -> None:
-    """Give DeepSpeed, which accumulates and clips itself, the recipe's numbers for it."""
+def configure(accelerator: Any, batches: Batches, clip: float) -> None:
+    """Pass the recipe's sizes to DeepSpeed, which accumulates and clips gradients itself."""
     accelerator.state.deepspeed_plugin.deepspeed_config |= {
-        "train_micro_batch_size_per_gpu": plan.micro,
-        "gradient_accumulation_steps": plan.accumulation,
+        "train_micro_batch_size_per_gpu": batches.micro,
+        "gradient_accumulation_steps": batches.accumulation,
         "gradient_clipping": clip,
     }
 
 
 def step(engine: Any, optimizer: Any) -> Tensor | None:
-    """Clip and step; returns the gradient's norm before clipping, or None, with nothing changed, if not finite."""
+    """Clip and step: the gradient's norm before clipping, or None, with nothing changed, if it is not finite."""
     engine.step()
     return None if optimizer.overflow else torch.as_tensor(engine.get_global_grad_norm())
 
@@ -60,8 +65,8 @@ def optimizer_tensors(accelerator: Any, optimizer: Any, parameters: Sequence[Ten
     return found
 
 
-def load_optimizer(accelerator: Any, optimizer: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Put `optimizer_tensors` back, and the adapters that were loaded where DeepSpeed steps them."""
+def restore_optimizer(accelerator: Any, optimizer: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Restore the state saved by `optimizer_tensors`, and copy the loaded adapters to DeepSpeed's flat vector."""
     optimizer.refresh_fp32_params()
     mine = optimizer.single_partition_of_fp32_groups[0]
     count = len({key.partition(".")[0] for key in tensors})

@@ -1,12 +1,12 @@
-"""What the estimate stage costs beside its bare policy calls, and how fast either estimator gets to a W.
+"""Overhead of the estimate stage over its velocity calls, and the time either estimator needs for an accurate W.
 
     python benchmarks/estimate.py
 
-On the shapes recipe with eight prompts, one thread. The stage (proposals read, encoded, noised, rolled out, decoded,
-scored by four rewards, kept) is timed in turns with a bare loop of exactly its velocity calls. Then both estimators are
+The shapes recipe with eight prompts, on one thread. The stage (proposals read, encoded, noised, rolled out, decoded,
+scored by four rewards, stored) is timed alternately with a loop of exactly its velocity calls. Then both estimators are
 repeated on the same proposals: e is the L1 distance of W to the mean over the repeats, and the seconds to e = 0.1
-follow from noise falling with the square root of the time. Writes results/estimate.json beside this file; about ten
-minutes.
+follow from an error that falls with the square root of the time. Writes results/estimate.json next to this file; takes
+about ten minutes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import torch
 from recast import config
 from recast.core import artifact
 from recast.estimate import from_rollouts, stage, worlds
+from recast.progress import no_progress
 from recast.propose.stage import propose
 from recast.weigh import weigh
 
@@ -37,18 +37,13 @@ SETTINGS = {
 }
 
 
-def silent(items: Iterable[Any], _title: str, _total: int) -> Iterable[Any]:
-    """No bar: it would be timed too."""
-    return items
-
-
 def recipe(*more: str) -> config.Recipe:
     """The shapes recipe with fewer prompts."""
     return config.load(RECIPE, [f"prompts.count={PROMPTS}", *more])
 
 
 class Recorded:
-    """A velocity that remembers the size and level of its calls."""
+    """A velocity that records the size and level of its calls."""
 
     def __init__(self, velocity: Any) -> None:
         self.velocity = velocity
@@ -61,9 +56,9 @@ class Recorded:
 
 
 def bare(world: worlds.World, calls: list[tuple[int, float]]) -> float:
-    """Seconds of the velocity calls of all prompts and nothing else."""
+    """Seconds of the velocity calls of all prompts alone."""
     velocities = [world.velocity(name) for name in world.names]
-    x = torch.randn(max(size for size, _ in calls), *world.shape)  # type: ignore[attr-defined]
+    x = torch.randn(max(size for size, _ in calls), *world.shape, dtype=world.dtype)
     begun = time.perf_counter()
     with torch.no_grad():
         for velocity in velocities:
@@ -73,7 +68,7 @@ def bare(world: worlds.World, calls: list[tuple[int, float]]) -> float:
 
 
 def rate(folder: Path) -> float:
-    """Velocity evaluations a second of the stage over those of the bare loop."""
+    """Velocity evaluations per second of the stage, relative to those of the bare loop."""
     world = worlds.open_world(recipe(), folder)
     recorded = Recorded(world.velocity(world.names[0]))
     world.velocity = lambda _name: recorded  # type: ignore[assignment,method-assign]
@@ -84,7 +79,7 @@ def rate(folder: Path) -> float:
         loop = bare(world, recorded.calls)
         shutil.rmtree(folder / "shards", ignore_errors=True)
         begun = time.perf_counter()
-        stage.estimate(recipe(), folder, silent)
+        stage.estimate(recipe(), folder, no_progress)
         ratios.append(loop / (time.perf_counter() - begun))
         print(f"stage at {ratios[-1]:.3f} of the bare loop's rate", flush=True)
     return statistics.median(ratios)
@@ -103,7 +98,7 @@ def spread(folder: Path, name: str) -> dict[str, float]:
         spent = sum(shard.evaluations for shard in found)
         matrices.append(weigh(curves, dict.fromkeys(curves.rewards, 1.0)).matrix)
     away = np.abs(np.stack(matrices) - np.mean(matrices, axis=0)).sum(axis=(1, 2)).mean()
-    error = float(away * np.sqrt(REPEATS / (REPEATS - 1)))  # the mean was made of the same repeats
+    error = float(away * np.sqrt(REPEATS / (REPEATS - 1)))  # the mean is over the same repeats
     seconds = statistics.median(times)
     return {
         "evaluations": spent,
@@ -118,10 +113,10 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        propose(recipe(), folder, silent)
+        propose(recipe(), folder, no_progress)
         ratio = rate(folder)
         found = {estimator: spread(folder, estimator) for estimator in SETTINGS}
-    print(f"the stage makes {ratio:.3f} times the evaluations a second of a bare loop")
+    print(f"the stage makes {ratio:.3f} times the evaluations per second of a bare loop")
     for estimator, facts in found.items():
         print(estimator, {key: round(value, 3) for key, value in facts.items()})
     saved = found["paper"]["seconds_to_accuracy"] / found["coupled"]["seconds_to_accuracy"]

@@ -20,10 +20,10 @@ def png(value: int = 128, side: int = 64) -> bytes:
 
 
 class Server:
-    """Answers with an image, or a chat with `answer(body)`, unless `script` has something else, one entry a request.
+    """Answers with an image, or a chat with `answer(body)`; `script` replaces answers, one entry per request.
 
     Entries: a status, ("after", seconds) for 429 with Retry-After, ("chat", fields of the choice), "hang", "reset",
-    "text", "half", "garbled", "tiny", "noise", "cut", and "die", after which nothing listens any more.
+    "text", "half", "garbled", "tiny", "noise", "cut", and "die", after which the server no longer listens.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Server:
         self.url = ""
         self.answer: Callable[[dict[str, Any]], str] = lambda body: "Final Score: 3"
         self.fault: Callable[[dict[str, Any]], Any] = lambda body: None  # an entry as in `script`, or None
-        self.repeat = ""  # what an error says besides its status
+        self.repeat = ""  # text that an error message repeats
         self.die: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
 
@@ -52,12 +52,12 @@ class Server:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Speaks both interfaces: which one is told by the path."""
+    """Serves both interfaces; the path decides which."""
 
     owner: Server
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_POST(self) -> None:
         """One request for an image."""
@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
             self._done()
 
     def _done(self) -> None:
-        """Count the request as answered, once, before the caller can know that it is."""
+        """Count the request as answered, once, before the caller receives the answer."""
         if self._busy:
             self._busy = False
             self.owner.done()
@@ -120,9 +120,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _reply(self, text: str, body: dict[str, Any]) -> dict[str, Any]:
         if self.path.endswith("/chat/completions"):
-            said = text if " " in text else self.owner.answer(body)
-            choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
-            return {"choices": [choice], "usage": {"prompt_tokens": 1000, "completion_tokens": len(said) // 4}}
+            content = text if " " in text else self.owner.answer(body)
+            choice = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+            return {"choices": [choice], "usage": {"prompt_tokens": 1000, "completion_tokens": len(content) // 4}}
         if self.path.endswith(":generateContent"):
             part = {"text": text} if " " in text else {"inlineData": {"mimeType": "image/png", "data": text}}
             return {"candidates": [{"content": {"parts": [{"text": "here you are"}, part]}}]}
@@ -138,12 +138,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class _HTTP(ThreadingHTTPServer):
-    request_queue_size = 128  # with 5, the sixth caller at once waits a second for the kernel to try again
+    request_queue_size = 128  # with 5, the sixth concurrent caller waits a second until the kernel retries
 
 
 @contextmanager
 def serve() -> Iterator[Server]:
-    """A running server, and its end."""
+    """A running server, shut down at the end."""
     owner = Server()
     handler = type("Bound", (Handler,), {"owner": owner})
     http = _HTTP(("127.0.0.1", 0), handler)

@@ -1,11 +1,13 @@
 """Recipes: defaults, overrides, and one sentence for whatever is wrong."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import ValidationError
+import yaml
+from pydantic import BaseModel, ValidationError
 
-from recast import config
+from recast import config, identity
 from recast.errors import RecastError
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +54,7 @@ def test_recipes_are_frozen(recipe: Path) -> None:
         ("estimate.alpha=1", "estimate.alpha = 1: alpha = 1 is the KL limit"),
         ("estimate.estimator=fast", "'coupled' or 'paper'"),
         ("estimate.steps", "section.key=value, not 'estimate.steps'"),
-        ("estimate.steps.more=1", "goes below 'steps'"),
+        ("estimate.steps.more=1", "needs a section 'steps'"),
         ("estimate.steps=[1", "not valid YAML"),
         ("estimate=3", "estimate = 3"),
         ("estimate.sampler=euler", "sampler belongs to estimator: paper"),
@@ -97,3 +99,94 @@ def test_wrong_files(tmp_path: Path) -> None:
         config.load(tmp_path / "none.yaml")
     (tmp_path / "empty.yaml").write_text("")
     assert config.load(tmp_path / "empty.yaml") == config.Recipe()
+
+
+RENAMED = {
+    "train.groups": ("train.prompts_per_epoch", 6),
+    "train.images": ("train.images_per_prompt", 4),
+    "train.penalty": ("train.kl_weight", 0.5),
+    "train.normalise": ("train.normalize", "reward"),
+    "evaluate.judges": ("evaluate.held_out", {"census": None}),
+    "rewards.hpsv2.weights": ("rewards.hpsv2.checkpoint", "a.pt"),
+    "rewards.imagereward.weights": ("rewards.imagereward.checkpoint", "b.pt"),
+    "rewards.aesthetic.weights": ("rewards.aesthetic.checkpoint", "c.pt"),
+    "rewards.hpsv3.weights": ("rewards.hpsv3.checkpoint", "d.pt"),
+    "evaluate.held_out.hpsv2.weights": ("evaluate.held_out.hpsv2.checkpoint", "a.pt"),
+    "evaluate.held_out.imagereward.weights": ("evaluate.held_out.imagereward.checkpoint", "b.pt"),
+    "evaluate.held_out.aesthetic.weights": ("evaluate.held_out.aesthetic.checkpoint", "c.pt"),
+    "evaluate.held_out.hpsv3.weights": ("evaluate.held_out.hpsv3.checkpoint", "d.pt"),
+}
+"""Settings of version 0.1, what they are called now, and a value."""
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """A recipe with one setting."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value  # type: ignore[no-any-return]
+
+
+def test_every_renamed_setting_is_listed() -> None:
+    assert {old: new for old, (new, _) in RENAMED.items()} == config.RENAMED
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_old_name_is_answered_with_the_new_one(tmp_path: Path, old: str) -> None:
+    new, value = RENAMED[old]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(nested(old, value)))
+    with pytest.raises(RecastError, match=f"recipe.yaml: {old} is called {new} now$"):
+        config.load(path)
+    path.write_text("estimate: {steps: 3}\n")
+    with pytest.raises(RecastError, match=f"recipe.yaml: {old} is called {new} now$"):
+        config.load(path, [f"{old}={value}"])
+    path.write_text(yaml.safe_dump(nested(new, value)))
+    loaded = identity.flatten(config.load(path).model_dump())
+    assert identity.flatten(nested(new, value)).items() <= loaded.items()
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_the_recipe_of_a_finished_run_may_have_old_names(tmp_path: Path, old: str) -> None:
+    new, value = RENAMED[old]
+    for name, key in (("old", old), ("new", new)):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(nested(key, value)))
+    assert config.load_run(tmp_path / "old.yaml") == config.load(tmp_path / "new.yaml")
+
+
+def test_a_recipe_that_version_0_1_has_written_is_read(tmp_path: Path) -> None:
+    """The sections that have changed, as version 0.1 wrote them into a run's folder."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "world: {kind: images}\n"
+        "rewards: {composition: null, hpsv2: {weights: hps.pt, device: cpu}, detail: null}\n"
+        "estimate: {estimator: coupled, steps: 10, shift: 3.0, samples: 8, noisings: 4, rollouts: 1, spacing: 0.8,\n"
+        "  sampler: null, memory: 4.0, alpha: 2.0, aggregate: prompt-mean, seed: 0}\n"
+        "train: {prompts: 'shapes:train', lora: null, epochs: 32, groups: 48, images: 4, batch: 64, steps: null,\n"
+        "  fraction: 0.5, penalty: 1.0, normalise: reward, spread: batch, betas: [0.9, 0.999], ema: 0.97}\n"
+        "evaluate: {prompts: 'shapes:test', judges: {census: null, hpsv3: {weights: hps3, device: cpu}}}\n"
+    )
+    found = config.load_run(path)
+    train = found.train
+    assert (train.prompts_per_epoch, train.images_per_prompt, train.kl_weight) == (48, 4, 1.0)
+    assert train.normalize == "reward"
+    assert list(found.rewards) == ["composition", "hpsv2", "detail"]
+    assert found.rewards["hpsv2"] == {"device": "cpu", "checkpoint": "hps.pt"}
+    assert found.evaluate.held_out == {"census": None, "hpsv3": {"device": "cpu", "checkpoint": "hps3"}}
+    with pytest.raises(RecastError, match="train.groups is called train.prompts_per_epoch now"):
+        config.load(path)
+    assert config.load_run(found.save(tmp_path / "again.yaml")) == found
+
+
+def test_every_setting_is_described_in_a_sentence() -> None:
+    sections = [each for each in vars(config).values() if isinstance(each, type) and issubclass(each, BaseModel)]
+    fields = {
+        f"{section.__name__}.{name}": field.description
+        for section in sections
+        if section is not config.Recipe
+        for name, field in section.model_fields.items()
+    }
+    assert len(fields) > 90
+    for name, text in fields.items():
+        assert text, name
+        assert text[0].isupper() or text[0] == "`", name
+        assert text.endswith("."), name

@@ -103,3 +103,43 @@ def test_tries_of_before_count_and_what_fails_too_often_may_be_dropped() -> None
     assert (asked.count(0), asked.count(1)) == (3, 1)
     with pytest.raises(FailedError, match="number 0 after 3 tries: no 0"):
         endpoint.each(ask, range(4), lambda item: f"number {item}")
+
+
+def test_a_busy_server_counts_as_a_try_only_while_nobody_gets_an_answer() -> None:
+    endpoint = Endpoint("http://localhost/v1", "NO_KEY", concurrency=1, retries=1, backoff=0.0, timeout=1.0)
+    turn = 0
+
+    def ask(item: int) -> int:
+        nonlocal turn
+        turn += item == 0
+        if item == 0 and turn <= 3:
+            raise FailedError("status 429", busy=True)
+        return item
+
+    with pytest.raises(FailedError, match="^0 after 2 tries: status 429"):
+        endpoint.each(ask, [0, 1], str)
+    assert turn == 2
+    turn = 0
+    with pytest.raises(FailedError, match="^0 after 2 tries: status 429"):
+        endpoint.each(ask, [1, 0], str)  # item 1 is answered before the first of its failures
+    assert turn == 3
+
+
+def test_all_wait_while_the_server_is_busy_and_as_long_as_it_says() -> None:
+    endpoint = Endpoint("http://localhost/v1", "NO_KEY", concurrency=2, retries=1, backoff=0.5, timeout=1.0)
+    asked: list[tuple[int, float]] = []
+
+    def ask(item: int, wait: float) -> int:
+        asked.append((item, time.monotonic()))
+        if len(asked) == 1:
+            raise FailedError("status 429", busy=True, wait=wait)
+        time.sleep(0.01)
+        return item
+
+    for wait, least, most in ((0.6, 0.6, 9.0), (0.02, 0.02, 0.5)):
+        asked.clear()
+        assert endpoint.each(lambda item, wait=wait: ask(item, wait), range(6), str) == list(range(6))  # type: ignore[misc]
+        new = next(when for item, when in asked[2:] if item > 1)  # two were on their way
+        assert least <= new - asked[0][1] < most
+        again = [when for item, when in asked if item == 0][1]
+        assert again - asked[0][1] >= max(wait, 0.5)  # its own backoff is not cut short

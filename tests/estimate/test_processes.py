@@ -9,16 +9,19 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from recast import config
+from recast.cli import app
 from recast.errors import RecastError
 from recast.estimate import shards as module
+from recast.estimate import stage
 from recast.estimate.shards import Shards
+from recast.progress import no_progress
 
 ROOT = Path(__file__).parents[2]
-MIXTURE = [
-    *("estimate", str(ROOT / "recipes/mixture.yaml"), "world.dimension=4", "world.prompts=6", "estimate.steps=12"),
-    *("estimate.samples=4", "estimate.noisings=64"),
-]
+SMALL = ["world.dimension=4", "world.prompts=6", "estimate.steps=12", "estimate.samples=4", "estimate.noisings=64"]
+MIXTURE = ["estimate", str(ROOT / "recipes/mixture.yaml"), *SMALL]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -28,8 +31,9 @@ def recast(*arguments: str, out: Path, launcher: tuple[str, ...] = ()) -> list[s
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """`gains.json` of one process that nothing disturbs: this one."""
     out = tmp_path_factory.mktemp("whole")
-    subprocess.run(recast(*MIXTURE, out=out), check=True, capture_output=True, env=ENVIRONMENT)
+    stage.estimate(config.load(ROOT / "recipes/mixture.yaml", SMALL), out, no_progress)
     return (out / "gains.json").read_bytes()
 
 
@@ -58,18 +62,19 @@ def test_two_processes_under_torchrun_give_the_same_bytes(undisturbed: bytes, tm
 
 
 def test_run_under_torchrun_goes_through_all_stages_together(tmp_path: Path) -> None:
-    small = (
-        "prompts.count=3",
-        "estimate.samples=2",
-        "estimate.noisings=1",
+    small = ("prompts.count=2", "estimate.samples=2", "estimate.noisings=1", "estimate.steps=4", "estimate.spacing=2")
+    small += (
         "train.epochs=1",
         "train.prompts_per_epoch=4",
+        "train.batch=16",
+        "train.trackers=[]",
+        "train.preview_every=0",
+        "evaluate.count=16",
+        "evaluate.steps=2",
     )
-    small += ("train.batch=16", "train.trackers=[]", "train.preview_every=0", "evaluate.count=16", "evaluate.steps=2")
     shapes = ("run", str(ROOT / "recipes/shapes.yaml"), *small)
-    subprocess.run(
-        recast(*shapes, "run.methods=[]", out=tmp_path / "one"), check=True, capture_output=True, env=ENVIRONMENT
-    )
+    alone = CliRunner().invoke(app, [*shapes, "run.methods=[]", "--out", str(tmp_path / "one")])
+    assert alone.exit_code == 0, alone.output
     launcher = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
     result = subprocess.run(
         recast(*shapes, "run.methods=[static]", out=tmp_path / "two", launcher=launcher),

@@ -8,9 +8,11 @@ from torch import Tensor
 from recast.core import renyi, schedule
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
+from recast.estimate import estimators
 from recast.estimate import rollout as estimate
 from recast.flow.mixture import GaussianMixture, TiltReward, gaussian_divergence, score_all
 from recast.flow.mixture_prompts import REWARDS, exact_mu, mixture_prompt
+from recast.flow.sampling import rollout_levels
 
 F = torch.float64
 
@@ -42,7 +44,7 @@ def test_alpha_two_matches_the_closed_form(
         score_all([reward]),
         estimator=estimator,
         noisings=2,
-        levels=estimate.rollout_levels(grid, spacing) if estimator == "coupled" else None,
+        levels=rollout_levels(grid, spacing) if estimator == "coupled" else None,
     )
     D = renyi.log_moment(found.mu, 2.0)[0]
     exact = gaussian_divergence(reward, grid.tolist(), 2.0).numpy()
@@ -152,7 +154,7 @@ def test_evaluations_are_counted_as_they_happen() -> None:
         if estimator == "paper":
             assert rows == 2 * 5 * 7 * 8 // 2  # N·K·T(T+1)/2
         else:  # one wavefront: a call a level, not a call a start and level
-            assert calls == len({*grid[1:].tolist(), *estimate.rollout_levels(grid)[1:]})
+            assert calls == len({*grid[1:].tolist(), *rollout_levels(grid)[1:]})
 
 
 def test_samples_may_have_any_shape() -> None:
@@ -214,7 +216,7 @@ def test_a_proposals_noise_does_not_depend_on_the_others() -> None:
 
 def test_noise_paths_have_the_ancestral_law_and_are_mirrored() -> None:
     levels = [0.0, 0.2, 0.5, 0.9, 1.0]
-    paths = estimate._noise_paths(torch.zeros(4, 1, dtype=F), levels, noisings=20_000, repeats=1, seed=0)
+    paths = estimators._noise_paths(torch.zeros(4, 1, dtype=F), levels, noisings=20_000, repeats=1, seed=0)
     table = torch.stack(paths)[:, :, 0, 0]
     np.testing.assert_allclose(table.var(1), np.square(levels), rtol=0.03)
     # b_s = A b_t + fresh noise, so Cov(b_s, b_t) = A σ_t²: the Markov chain of the forward process.
@@ -278,7 +280,7 @@ def test_tiny_grids_work(grid: list[float]) -> None:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_grid_of_one_or_two_steps_still_gets_real_rollouts(steps: int) -> None:
     grid = schedule.from_shift(steps)
-    walk = estimate.rollout_levels(grid)
+    walk = rollout_levels(grid)
     assert walk[-1] == 0.97
     totals = []
     for prompt in range(6):
@@ -293,7 +295,7 @@ def test_a_grid_of_one_or_two_steps_still_gets_real_rollouts(steps: int) -> None
 
 def test_rollout_levels_follow_the_grid_where_it_is_coarse() -> None:
     grid = schedule.from_shift(25)
-    walk = estimate.rollout_levels(grid, spacing=0.8)
+    walk = rollout_levels(grid, spacing=0.8)
     snr = [np.log(1 / s - 1) for s in walk[1:]]
     gaps = -np.diff(snr)
     assert walk[0] == 0
@@ -301,7 +303,7 @@ def test_rollout_levels_follow_the_grid_where_it_is_coarse() -> None:
     assert gaps.max() <= 0.8 + 1e-9
     assert set(grid[2:4]) <= set(walk)  # the clean steps, where detail is decided, are all visited
     assert len(walk) < 15
-    finer = estimate.rollout_levels(grid, spacing=0.4)
+    finer = rollout_levels(grid, spacing=0.4)
     assert len(finer) > 1.5 * len(walk)
 
 
@@ -329,8 +331,8 @@ def test_bad_input_is_named() -> None:
         ({"noisings": 0}, clean, score, "at least 1, not 0 and 1"),
         ({"levels": [0.5, 1.5]}, clean, score, "lie in \\[0, 1\\), but one is 1.5"),
         ({"levels": [float("nan")]}, clean, score, "but one is nan"),
-        ({"estimator": "paper", "levels": [0.5]}, clean, score, "levels belong to the coupled"),
-        ({"sampler": "euler"}, clean, score, "belongs to the paper's estimator"),
+        ({"estimator": "paper", "levels": [0.5]}, clean, score, "levels belong to the estimator coupled"),
+        ({"sampler": "euler"}, clean, score, "belongs to the estimator paper"),
         ({"seed": -1}, clean, score, "seed must not be negative"),
         ({}, clean[0], score, "batch \\(N, ...\\)"),
         ({}, clean, lambda x: x, "a scorer must return"),
@@ -339,4 +341,4 @@ def test_bad_input_is_named() -> None:
         with pytest.raises(RecastError, match=words):
             estimate.rollouts(world.policy, samples, [0, 0.5, 1], scorer, **options)
     with pytest.raises(RecastError, match="spacing > 0"):
-        estimate.rollout_levels([0, 0.5, 1], spacing=0)
+        rollout_levels([0, 0.5, 1], spacing=0)

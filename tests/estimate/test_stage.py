@@ -11,22 +11,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from recast import config
+from recast import config, identity
 from recast.cli import app
 from recast.core import artifact
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
 from recast.estimate import stage, worlds
 from recast.estimate.shards import Rollouts, Shards
+from recast.flow import generate
+from recast.progress import no_progress
 from recast.propose import stage as propose
 
 ROOT = Path(__file__).parents[2]
 MIXTURE = ["world.dimension=3", "world.prompts=4", "estimate.steps=5", "estimate.samples=2", "estimate.noisings=2"]
 SHAPES = ["prompts.count=2", "estimate.samples=2", "estimate.noisings=2", "estimate.steps=4", "estimate.spacing=2"]
-
-
-def silent(items: Iterable[Any], title: str, total: int) -> Iterable[Any]:
-    return items
 
 
 def mixture(*more: str) -> config.Recipe:
@@ -36,7 +34,7 @@ def mixture(*more: str) -> config.Recipe:
 @pytest.fixture(scope="module")
 def proposed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("proposed")
-    propose.propose(shapes("prompts.count=3"), folder, silent)
+    propose.propose(shapes("prompts.count=3"), folder, no_progress)
     return folder
 
 
@@ -50,7 +48,7 @@ def fresh(proposed: Path, folder: Path) -> Path:
 
 
 def test_killed_at_any_prompt_and_started_again_the_bytes_are_the_same(tmp_path: Path) -> None:
-    stage.estimate(mixture(), tmp_path / "whole", silent)
+    stage.estimate(mixture(), tmp_path / "whole", no_progress)
 
     def killed(items: Iterable[Any], title: str, total: int) -> Iterable[Any]:
         for k, item in enumerate(items):
@@ -63,15 +61,15 @@ def test_killed_at_any_prompt_and_started_again_the_bytes_are_the_same(tmp_path:
             stage.estimate(mixture(), tmp_path / "parts", killed)
         assert not (tmp_path / "parts/gains.json").exists()
     assert len(list((tmp_path / "parts/shards").glob("*.safetensors"))) == 3
-    stage.estimate(mixture(), tmp_path / "parts", silent)
+    stage.estimate(mixture(), tmp_path / "parts", no_progress)
     for name in ("gains.json", "exact.json", "recipe.yaml", "shards/manifest.json"):
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_on_images_too_and_whatever_the_batch(proposed: Path, tmp_path: Path) -> None:
-    stage.estimate(shapes("estimate.memory=1e-6"), fresh(proposed, tmp_path / "a"), silent)
-    stage.estimate(shapes("estimate.memory=8", "prompts.count=1"), fresh(proposed, tmp_path / "b"), silent)
-    stage.estimate(shapes("estimate.memory=0.01"), tmp_path / "b", silent)
+    stage.estimate(shapes("estimate.memory=1e-6"), fresh(proposed, tmp_path / "a"), no_progress)
+    stage.estimate(shapes("estimate.memory=8", "prompts.count=1"), fresh(proposed, tmp_path / "b"), no_progress)
+    stage.estimate(shapes("estimate.memory=0.01"), tmp_path / "b", no_progress)
     first, second = (tmp_path / name / "gains.json" for name in "ab")
     assert first.read_bytes() == second.read_bytes()
     curves = GainCurves.load(first)
@@ -82,8 +80,8 @@ def test_on_images_too_and_whatever_the_batch(proposed: Path, tmp_path: Path) ->
 
 def test_a_prompts_shard_does_not_depend_on_the_others(proposed: Path, tmp_path: Path) -> None:
     few, many = fresh(proposed, tmp_path / "few"), fresh(proposed, tmp_path / "many")
-    stage.estimate(shapes("prompts.count=1"), few, silent)
-    stage.estimate(shapes("prompts.count=3"), many, silent)
+    stage.estimate(shapes("prompts.count=1"), few, no_progress)
+    stage.estimate(shapes("prompts.count=3"), many, no_progress)
     for path in (few / "shards").glob("*.safetensors"):
         assert path.read_bytes() == (many / "shards" / path.name).read_bytes()
 
@@ -97,57 +95,56 @@ def test_a_prompts_shard_does_not_depend_on_the_others(proposed: Path, tmp_path:
     ],
 )
 def test_rollouts_of_other_settings_are_refused_by_name(tmp_path: Path, change: str, words: str) -> None:
-    stage.estimate(mixture(), tmp_path, silent)
+    stage.estimate(mixture(), tmp_path, no_progress)
     before = (tmp_path / "recipe.yaml").read_bytes()
     with pytest.raises(RecastError, match=words):
-        stage.estimate(mixture(change), tmp_path, silent)
+        stage.estimate(mixture(change), tmp_path, no_progress)
     assert (tmp_path / "recipe.yaml").read_bytes() == before
 
 
 def test_more_prompts_only_add_shards(tmp_path: Path) -> None:
-    stage.estimate(mixture("world.prompts=2"), tmp_path, silent)
+    stage.estimate(mixture("world.prompts=2"), tmp_path, no_progress)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").glob("*.safetensors")}
-    curves, _ = stage.estimate(mixture(), tmp_path, silent)
+    curves, _ = stage.estimate(mixture(), tmp_path, no_progress)
     assert curves.D_prompts is not None
     assert len(curves.D_prompts) == 4
     assert all(path.stat().st_mtime_ns == when for path, when in times.items())
 
 
 def test_alpha_and_aggregation_come_from_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.estimate(mixture("estimate.rollouts=4"), tmp_path, silent)
+    stage.estimate(mixture("estimate.rollouts=4"), tmp_path, no_progress)
     monkeypatch.setattr(stage, "sample", None)  # a rollout would fail
-    curves, _ = stage.estimate(mixture("estimate.rollouts=4", "estimate.alpha=4"), tmp_path, silent, reuse=True)
+    curves, _ = stage.estimate(mixture("estimate.rollouts=4", "estimate.alpha=4"), tmp_path, no_progress, reuse=True)
     assert curves.alpha == 4
-    table = np.stack(
-        [Shards(tmp_path / "shards", stage.identity(mixture("estimate.rollouts=4"))).read(str(k)).mu for k in range(4)]
-    )
+    shards = Shards(tmp_path / "shards", identity.rollouts(mixture("estimate.rollouts=4")))
+    table = np.stack([shards.read(str(k)).mu for k in range(4)])
     expected = GainCurves.from_mu(curves.rewards, curves.sigmas, table, 4.0)
     np.testing.assert_allclose(curves.D, expected.D)
 
 
 def test_reuse_makes_nothing_new(tmp_path: Path) -> None:
     with pytest.raises(RecastError, match="has no rollouts to reuse: run without --reuse"):
-        stage.estimate(mixture(), tmp_path, silent, reuse=True)
-    stage.estimate(mixture("world.prompts=3"), tmp_path, silent)
-    curves, _ = stage.estimate(mixture(), tmp_path, silent, reuse=True)
+        stage.estimate(mixture(), tmp_path, no_progress, reuse=True)
+    stage.estimate(mixture("world.prompts=3"), tmp_path, no_progress)
+    curves, _ = stage.estimate(mixture(), tmp_path, no_progress, reuse=True)
     assert curves.D_prompts is not None
     assert len(curves.D_prompts) == 3
 
 
 def test_rewards_in_another_order_and_other_metadata_are_noticed(proposed: Path, tmp_path: Path) -> None:
     folder = fresh(proposed, tmp_path / "run")
-    stage.estimate(shapes("rewards={detail: {}, background: {}}"), folder, silent)
+    stage.estimate(shapes("rewards={detail: {}, background: {}}"), folder, no_progress)
     with pytest.raises(RecastError, match="made with order = "):
-        stage.estimate(shapes("rewards={background: {}, detail: {}}"), folder, silent)
-    world = worlds.load(shapes("rewards={detail: {}}"), folder)
+        stage.estimate(shapes("rewards={background: {}, detail: {}}"), folder, no_progress)
+    world = worlds.open_world(shapes("rewards={detail: {}}"), folder)
     before = world.inputs(world.names[0])
     world._rows[world.names[0]]["tag"] = "other"  # type: ignore[attr-defined]
     assert world.inputs(world.names[0]) != before
 
 
 def test_noise_and_proposals_have_seeds_of_their_own() -> None:
-    assert propose.seed_of(0, "a", 0) != propose.seed_of(0, "a", 0, "noise")
-    assert propose.identity(shapes("propose.source=policy")) != propose.identity(
+    assert identity.seed_of(0, "a", 0) != identity.seed_of(0, "a", 0, "noise")
+    assert identity.proposals(shapes("propose.source=policy")) != identity.proposals(
         shapes("propose.source=policy", "policy.dtype=bfloat16")
     )
 
@@ -169,25 +166,25 @@ def test_the_command_line_reuses(tmp_path: Path) -> None:
 
 def test_proposals_are_asked_for_and_changed_ones_are_noticed(proposed: Path, tmp_path: Path) -> None:
     with pytest.raises(RecastError, match="there are no proposals in .*: run `recast propose`"):
-        stage.estimate(shapes(), tmp_path / "none", silent)
+        stage.estimate(shapes(), tmp_path / "none", no_progress)
     folder = fresh(proposed, tmp_path / "some")
     with pytest.raises(RecastError, match="has no proposal 2 for the prompt"):
-        stage.estimate(shapes("estimate.samples=3"), folder, silent)
+        stage.estimate(shapes("estimate.samples=3"), folder, no_progress)
     shutil.rmtree(folder / "shards")
-    stage.estimate(shapes(), folder, silent)
+    stage.estimate(shapes(), folder, no_progress)
     images = sorted((folder / "proposals/images").iterdir())
     for image in images[1:]:
         shutil.copy(images[0], image)
     with pytest.raises(RecastError, match="was made from other proposals or metadata for the prompt"):
-        stage.estimate(shapes(), folder, silent)
+        stage.estimate(shapes(), folder, no_progress)
 
 
 def test_a_broken_shard_is_named(tmp_path: Path) -> None:
-    stage.estimate(mixture(), tmp_path, silent)
+    stage.estimate(mixture(), tmp_path, no_progress)
     path = next((tmp_path / "shards").glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(RecastError, match="not a readable shard .*: remove it to have it made again"):
-        stage.estimate(mixture(), tmp_path, silent)
+    with pytest.raises(RecastError, match="not a readable shard .*: remove it and estimate again"):
+        stage.estimate(mixture(), tmp_path, no_progress)
 
 
 def test_shards_hold_every_score(tmp_path: Path) -> None:
@@ -209,19 +206,19 @@ def test_batches_are_padded_to_whole_tiles() -> None:
         return sigma * x
 
     x = torch.randn(37, 2)
-    assert torch.equal(worlds.batched(velocity, 16)(x, 0.5), 0.5 * x)
+    assert torch.equal(generate.batched(velocity, 16)(x, 0.5), 0.5 * x)
     assert seen == [16, 16, 16]
     seen.clear()
-    assert torch.equal(worlds.batched(velocity, 64)(x, 0.5), 0.5 * x)
+    assert torch.equal(generate.batched(velocity, 64)(x, 0.5), 0.5 * x)
     assert seen == [48]
 
 
 def test_self_rollouts_use_the_exponent_alpha_and_ask_for_rollouts(proposed: Path, tmp_path: Path) -> None:
     recipe = shapes("propose.source=policy", "prompts.count=1")
-    propose.propose(recipe, tmp_path, silent)
+    propose.propose(recipe, tmp_path, no_progress)
     with pytest.warns(UserWarning, match="with the policy's own images the moment is biased"):
-        curves, _ = stage.estimate(recipe, tmp_path, silent)
-    shard = Shards(tmp_path / "shards", stage.identity(recipe)).read(worlds.load(recipe, tmp_path).names[0])
+        curves, _ = stage.estimate(recipe, tmp_path, no_progress)
+    shard = Shards(tmp_path / "shards", identity.rollouts(recipe)).read(worlds.open_world(recipe, tmp_path).names[0])
     expected = GainCurves.from_mu(curves.rewards, curves.sigmas, shard.mu[None], 2.0, self_rollout=True)
     np.testing.assert_allclose(curves.D, expected.D)
 
@@ -241,7 +238,7 @@ def test_idle_and_unknown_settings_are_named(
 ) -> None:
     def attempt() -> None:
         made = config.load(ROOT / f"recipes/{recipe}.yaml", [*(SHAPES if recipe == "shapes" else []), change])
-        stage.estimate(made, fresh(proposed, tmp_path / "run"), silent)
+        stage.estimate(made, fresh(proposed, tmp_path / "run"), no_progress)
 
     with pytest.raises(RecastError, match=words):
         attempt()
@@ -250,14 +247,14 @@ def test_idle_and_unknown_settings_are_named(
 def test_scoring_beside_sampling_changes_nothing(
     proposed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = worlds.load
+    open_world = worlds.open_world
 
     def scored_in(overlaps: bool, out: Path) -> set[str]:
         """The threads that score, where scoring may or may not run beside sampling."""
         threads: set[str] = set()
 
         def watching(recipe: config.Recipe, folder: Path) -> Any:
-            world = load(recipe, folder)
+            world = open_world(recipe, folder)
             world.overlaps = overlaps  # type: ignore[misc]
             scorer = world.scorer
 
@@ -268,8 +265,8 @@ def test_scoring_beside_sampling_changes_nothing(
             world.scorer = watched  # type: ignore[method-assign]
             return world
 
-        monkeypatch.setattr(worlds, "load", watching)
-        stage.estimate(shapes("prompts.count=3"), fresh(proposed, out), silent)
+        monkeypatch.setattr(worlds, "open_world", watching)
+        stage.estimate(shapes("prompts.count=3"), fresh(proposed, out), no_progress)
         return threads
 
     assert threading.main_thread().name not in scored_in(True, tmp_path / "one")
@@ -293,7 +290,7 @@ def test_a_failing_reward_stops_the_run_and_keeps_what_was_done(
 
     monkeypatch.setattr(rewards.Detail, "__call__", fragile)
     with pytest.raises(RecastError, match="the reward 'detail' failed on"):
-        stage.estimate(shapes(), folder, silent)
+        stage.estimate(shapes(), folder, no_progress)
     assert len(list((folder / "shards").glob("*.safetensors"))) == 1
     assert not list((folder / "shards").glob("*.lock"))
 

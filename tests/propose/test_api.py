@@ -1,6 +1,6 @@
 """Image APIs against a real HTTP server on loopback that fails in all the ways servers do."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +8,12 @@ import pytest
 
 from recast.config import ProposeConfig
 from recast.errors import RecastError
+from recast.progress import no_progress
 from recast.propose import api, store
 from server import Server, serve
 
 TASKS = [("a cat", 0), ("a cat", 1), ("a dog", 0), ("a dog", 1)]
 SECRET = "sk-very-secret"
-
-
-def silent(items: Iterable[Any], title: str, total: int) -> Iterable[Any]:
-    return items
 
 
 @pytest.fixture
@@ -46,7 +43,7 @@ def settings(server: Server, **more: Any) -> ProposeConfig:
 def fetch(server: Server, folder: Path, tasks: list[tuple[str, int]] = TASKS, **more: Any) -> store.Store:
     config = settings(server, **more)
     kept = store.Store(folder, {"source": config.source})
-    api.fetch(api.Client(config), kept, [task for task in tasks if store.key(*task) not in kept._files], silent)
+    api.fetch(api.Client(config), kept, [task for task in tasks if store.key(*task) not in kept._files], no_progress)
     return kept
 
 
@@ -89,7 +86,7 @@ def test_backoff_grows_and_obeys_the_server(server: Server, tmp_path: Path) -> N
     slept: list[float] = []
     server.script = [500, 500, ("after", 30), 500]
     client = api.Client(settings(server, backoff=1.0, retries=5), sleep=slept.append)
-    api.fetch(client, store.Store(tmp_path, {}), TASKS[:1], silent)
+    api.fetch(client, store.Store(tmp_path, {}), TASKS[:1], no_progress)
     assert 1 <= slept[0] <= 2 <= slept[1] <= 4
     assert slept[2] == 30
     assert 8 <= slept[3] <= 16
@@ -165,7 +162,7 @@ def test_a_missing_key_is_named_and_a_key_is_written_nowhere(
     fetch(server, tmp_path)
     assert not any(SECRET.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(RecastError, match="environment has no OPENAI_API_KEY"):
+    with pytest.raises(RecastError, match="the environment variable OPENAI_API_KEY is not set"):
         api.Client(settings(server))
 
 
@@ -176,7 +173,7 @@ def test_an_unreachable_server_is_one_sentence(server: Server, tmp_path: Path) -
 
 def test_an_image_that_is_too_small_stops_at_once_and_is_kept(server: Server, tmp_path: Path) -> None:
     server.script = ["tiny"]
-    with pytest.raises(RecastError, match="is 8×8, smaller than .*it is kept as"):
+    with pytest.raises(RecastError, match="is 8×8 pixels, below the minimum .*it is kept as"):
         fetch(server, tmp_path)
     assert len(server.requests) == 1
     assert len(list((tmp_path / "rejected").iterdir())) == 1
@@ -205,7 +202,7 @@ def test_a_key_with_a_line_end_works_and_a_broken_one_is_not_shown(
     fetch(server, tmp_path, TASKS[:1])
     assert server.requests[0]["headers"]["Authorization"] == f"Bearer {SECRET}"
     monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\rmore")
-    with pytest.raises(RecastError, match="has characters that no key has") as caught:
+    with pytest.raises(RecastError, match="contains characters that are not allowed in a key") as caught:
         api.Client(settings(server))
     assert SECRET not in str(caught.value)
 

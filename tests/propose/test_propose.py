@@ -10,19 +10,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from recast import config
-from recast import propose as stage
+from recast import config, images
 from recast.cli import app
 from recast.errors import RecastError
-from recast.propose import store
+from recast.progress import no_progress
+from recast.propose import stage, store
 from recast.shapes import rewards
 from server import png, serve
 
 RECIPE = Path(__file__).parents[2] / "recipes/shapes.yaml"
-
-
-def silent(items: Iterable[Any], title: str, total: int) -> Iterable[Any]:
-    return items
 
 
 def recipe(*overrides: str) -> config.Recipe:
@@ -38,11 +34,11 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def load(folder: Path, row: dict[str, Any]) -> torch.Tensor:
-    return torch.tensor(store.to_array((folder / row["file"]).read_bytes(), 64))
+    return torch.tensor(images.to_array((folder / row["file"]).read_bytes(), 64))
 
 
 def test_the_renderer_draws_what_is_asked(tmp_path: Path) -> None:
-    found = rows(stage.propose(recipe(), tmp_path, silent))
+    found = rows(stage.propose(recipe(), tmp_path, no_progress))
     assert len(found) == 6
     images = torch.stack([load(tmp_path / "proposals", row) for row in found])
     assert (rewards.Composition()(images, [row["prompt"] for row in found]) == 1).all()
@@ -52,10 +48,10 @@ def test_the_renderer_draws_what_is_asked(tmp_path: Path) -> None:
 
 
 def test_the_same_recipe_gives_the_same_bytes_and_more_prompts_change_none(tmp_path: Path) -> None:
-    stage.propose(recipe(), tmp_path / "a", silent)
-    stage.propose(recipe("prompts.count=1"), tmp_path / "b", silent)
+    stage.propose(recipe(), tmp_path / "a", no_progress)
+    stage.propose(recipe("prompts.count=1"), tmp_path / "b", no_progress)
     few = content(tmp_path / "b")
-    stage.propose(recipe(), tmp_path / "b", silent)
+    stage.propose(recipe(), tmp_path / "b", no_progress)
     assert content(tmp_path / "a") == content(tmp_path / "b")
     for name, data in few.items():
         assert "images" not in name or content(tmp_path / "a")[name] == data
@@ -72,14 +68,14 @@ def test_killed_and_started_again_nothing_is_made_twice(tmp_path: Path) -> None:
         stage.propose(recipe(), tmp_path / "a", killed)
     made = {p: p.stat().st_mtime_ns for p in (tmp_path / "a/proposals/images").iterdir()}
     assert len(made) == 2
-    stage.propose(recipe(), tmp_path / "a", silent)
+    stage.propose(recipe(), tmp_path / "a", no_progress)
     assert all(path.stat().st_mtime_ns == when for path, when in made.items())
-    stage.propose(recipe(), tmp_path / "b", silent)
+    stage.propose(recipe(), tmp_path / "b", no_progress)
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
 def test_the_policys_own_images(tmp_path: Path) -> None:
-    found = rows(stage.propose(recipe("propose.source=policy"), tmp_path, silent))
+    found = rows(stage.propose(recipe("propose.source=policy"), tmp_path, no_progress))
     assert found[0]["generator"] == "shapes"
     images = torch.stack([load(tmp_path / "proposals", row) for row in found])
     texts = [row["prompt"] for row in found]
@@ -88,21 +84,21 @@ def test_the_policys_own_images(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_a_manifest(tmp_path: Path) -> None:
-    stage.propose(recipe("estimate.samples=4"), tmp_path / "first", silent)
+    stage.propose(recipe("estimate.samples=4"), tmp_path / "first", no_progress)
     given = f"propose.folder={tmp_path / 'first/proposals'}"
-    found = rows(stage.propose(recipe("propose.source=folder", given), tmp_path / "second", silent))
+    found = rows(stage.propose(recipe("propose.source=folder", given), tmp_path / "second", no_progress))
     original = rows(tmp_path / "first/proposals/manifest.jsonl")
     assert {row["sha256"] for row in found} < {row["sha256"] for row in original}
-    with pytest.raises(RecastError, match="has 4 images for the prompt .*, but 5 are needed"):
-        stage.propose(recipe("propose.source=folder", given, "estimate.samples=5"), tmp_path / "third", silent)
+    with pytest.raises(RecastError, match="has 4 images for the prompt .*, but at least 5 are needed"):
+        stage.propose(recipe("propose.source=folder", given, "estimate.samples=5"), tmp_path / "third", no_progress)
 
 
 def test_images_of_another_source_are_not_mixed_in(tmp_path: Path) -> None:
-    stage.propose(recipe(), tmp_path, silent)
+    stage.propose(recipe(), tmp_path, no_progress)
     with pytest.raises(RecastError, match="made with seed = 0, not 1: choose another --out"):
-        stage.propose(recipe("propose.seed=1"), tmp_path, silent)
+        stage.propose(recipe("propose.seed=1"), tmp_path, no_progress)
     with pytest.raises(RecastError, match="made with .* = 'renderer', not"):
-        stage.propose(recipe("propose.source=policy"), tmp_path, silent)
+        stage.propose(recipe("propose.source=policy"), tmp_path, no_progress)
 
 
 def test_from_an_api_through_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +118,10 @@ def test_from_an_api_through_the_command_line(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(b"not an image", "is not an image that decodes"), (png(side=32), "is 32×32, smaller than the 64 pixels")],
+    [
+        (b"not an image", "cannot be decoded as an image"),
+        (png(side=32), "is 32×32 pixels, below the minimum of 64 pixels"),
+    ],
 )
 def test_every_proposal_is_checked(tmp_path: Path, data: bytes, words: str) -> None:
     kept = store.Store(tmp_path, {})
@@ -141,7 +140,7 @@ def test_images_are_cropped_to_the_middle_and_resized() -> None:
     pixels[:, 32:96] = 200
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
-    array = store.to_array(buffer.getvalue(), 16)
+    array = images.to_array(buffer.getvalue(), 16)
     assert array.shape == (3, 16, 16)
     assert array[:, :, 2:-2] == pytest.approx(200 / 255)  # at its border a resize sees the neighbours
     assert array.min() > 0.7
@@ -150,8 +149,8 @@ def test_images_are_cropped_to_the_middle_and_resized() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{oops", "line 1: a line has prompt, file and generator"),
-        ('{"prompt": "a", "file": "x.png"}', "there is no image"),
+        ("{oops", "line 1: a line must have prompt and file"),
+        ('{"prompt": "a", "file": "x.png"}', "the image .*x.png does not exist"),
     ],
 )
 def test_a_bad_manifest_is_named(tmp_path: Path, line: str, words: str) -> None:
@@ -162,27 +161,27 @@ def test_a_bad_manifest_is_named(tmp_path: Path, line: str, words: str) -> None:
 
 def test_the_renderer_refuses_other_prompts(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("a cat\n")
-    with pytest.raises(RecastError, match="the renderer knows prompts of the shapes world only, not 'a cat'"):
-        stage.propose(recipe(f"prompts.source={tmp_path / 'p.txt'}", "prompts.count=1"), tmp_path / "run", silent)
-    with pytest.raises(RecastError, match="a folder is given exactly where the source is folder"):
+    with pytest.raises(RecastError, match="the renderer draws prompts of the shapes world only, not 'a cat'"):
+        stage.propose(recipe(f"prompts.source={tmp_path / 'p.txt'}", "prompts.count=1"), tmp_path / "run", no_progress)
+    with pytest.raises(RecastError, match="propose.folder must be set if, and only if, propose.source is folder"):
         recipe("propose.source=folder")
 
 
 def test_a_missing_key_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(RecastError, match="environment has no OPENAI_API_KEY"):
-        stage.propose(recipe("propose.source=openai"), tmp_path, silent)
+    with pytest.raises(RecastError, match="the environment variable OPENAI_API_KEY is not set"):
+        stage.propose(recipe("propose.source=openai"), tmp_path, no_progress)
     assert not list(tmp_path.iterdir())
 
 
 def test_two_processes_do_not_ask_for_the_same_images(tmp_path: Path) -> None:
     first, second = (store.Store(tmp_path, {}) for _ in range(2))
-    with first.alone(), pytest.raises(RecastError, match="another process is getting proposals"), second.alone():
+    with first.alone(), pytest.raises(RecastError, match="another process is making proposals"), second.alone():
         pass
     with second.alone():
         pass
 
 
 def test_a_mixture_has_no_proposals_to_get(tmp_path: Path) -> None:
-    with pytest.raises(RecastError, match="a world of the kind mixture makes its own proposals"):
-        stage.propose(config.load(RECIPE.with_name("mixture.yaml")), tmp_path, silent)
+    with pytest.raises(RecastError, match="world.kind = mixture makes its own proposals"):
+        stage.propose(config.load(RECIPE.with_name("mixture.yaml")), tmp_path, no_progress)

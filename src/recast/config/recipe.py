@@ -27,24 +27,58 @@ from recast.config.sections import (
 from recast.core import artifact
 from recast.errors import RecastError
 
+__all__ = ["RENAMED", "Recipe", "load", "load_run", "options", "policy"]
+
 RENAMED = {
     "train.groups": "train.prompts_per_epoch",
     "train.images": "train.images_per_prompt",
     "train.penalty": "train.kl_weight",
     "train.normalise": "train.normalize",
     "evaluate.judges": "evaluate.held_out",
+} | {
+    f"{section}.{name}.weights": f"{section}.{name}.checkpoint"
+    for section in ("rewards", "evaluate.held_out")
+    for name in ("hpsv2", "imagereward", "aesthetic", "hpsv3")
 }
-"""Settings of version 0.1 that have another name now."""
+"""Settings of version 0.1 by their dotted names, and what they are called now."""
+_EXACT_WORLD = ("world", "estimate", "weigh")  # the sections that a world of mixtures reads
 
 
 class Recipe(Section):
-    """Settings of all stages."""
+    """Settings of all stages, validated and frozen.
+
+    A recipe is usually read from YAML with `load`. Every section and every setting has a default; an unknown key is an
+    error that names the nearest known one.
+
+    Parameters
+    ----------
+    world : WorldConfig
+        Images of a policy, or the exact world of Gaussian mixtures.
+    policy : PolicyConfig
+        The policy.
+    prompts : PromptsConfig
+        The prompts that curves are measured on.
+    propose : ProposeConfig
+        Where the proposals come from.
+    rewards : dict of str to dict
+        Rewards by name, each with its options or None.
+    estimate, weigh, train, evaluate, run, sweep
+        Settings of the stages.
+
+    Examples
+    --------
+    >>> recipe = Recipe.model_validate({"rewards": {"clipscore": None, "ocr": None}, "weigh": {"budget": {"ocr": 2}}})
+    >>> recipe.reward_names, recipe.budget, recipe.estimate.steps
+    (('clipscore', 'ocr'), {'ocr': 2.0}, 25)
+    """
 
     world: WorldConfig = WorldConfig()
     policy: PolicyConfig = PolicyConfig()
     prompts: PromptsConfig = PromptsConfig()
     propose: ProposeConfig = ProposeConfig()
-    rewards: dict[str, dict[str, Any] | None] = Field(default_factory=dict, description="names, each with its options")
+    rewards: dict[str, dict[str, Any] | None] = Field(
+        default_factory=dict, description="Rewards by name, each with its options."
+    )
     estimate: EstimateConfig = EstimateConfig()
     weigh: WeighConfig = WeighConfig()
     train: TrainConfig = TrainConfig()
@@ -55,17 +89,8 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _nothing_idle(self) -> Recipe:
         if self.world.kind == "mixture":
-            for name in self.model_fields_set & {
-                "policy",
-                "prompts",
-                "propose",
-                "rewards",
-                "train",
-                "evaluate",
-                "run",
-                "sweep",
-            }:
-                raise ValueError(f"the section {name} belongs to world.kind = images, not to mixture")
+            if idle := self.model_fields_set - set(_EXACT_WORLD):
+                raise ValueError(f"the section {min(idle)} belongs to world.kind = images, not to mixture")
         elif idle := self.world.model_fields_set - {"kind"}:
             raise ValueError(f"world.{min(idle)} belongs to world.kind = mixture, not to images")
         return self
@@ -77,7 +102,7 @@ class Recipe(Section):
 
     @property
     def budget(self) -> dict[str, float]:
-        """λ of every reward: `weigh.budget`, or 1 for each reward where that is empty."""
+        """λ of every reward: `weigh.budget`, or 1 for each reward if that is empty."""
         return self.weigh.budget or dict.fromkeys(self.reward_names, 1.0)
 
     @property
@@ -97,7 +122,7 @@ class Recipe(Section):
         """Every setting that this kind of world reads."""
         content = self.model_dump(mode="json")
         if self.world.kind == "mixture":
-            return {key: content[key] for key in ("world", "estimate", "weigh")}
+            return {key: content[key] for key in _EXACT_WORLD}
         return content | {"world": {"kind": "images"}}
 
     def save(self, path: str | Path) -> Path:
@@ -106,10 +131,39 @@ class Recipe(Section):
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe from a YAML file, with `section.key=value` overrides on top."""
+    """A recipe from a YAML file and overrides.
+
+    Parameters
+    ----------
+    path : str or Path
+        YAML file with one mapping per section.
+    overrides : sequence of str, optional
+        Settings of the form `section.key=value`, with values in YAML; they replace those of the file.
+
+    Returns
+    -------
+    Recipe
+
+    Raises
+    ------
+    RecastError
+        If the file cannot be read, or a setting is unknown, has another name now, or has a wrong value.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "recipe.yaml"
+    >>> _ = path.write_text("{world: {kind: mixture}, estimate: {steps: 10}}")
+    >>> recipe = load(path, ["estimate.alpha=4", "weigh.budget.fine=2"])
+    >>> recipe.estimate.steps, recipe.estimate.alpha, recipe.weigh.budget
+    (10, 4.0, {'fine': 2.0})
+    """
     content = _read(path)
     for override in overrides:
         _apply(content, override)
+    for old, new in RENAMED.items():
+        if _holder(content, old) is not None:
+            raise RecastError(f"{path}: {old} is called {new} now")
     return _validated(path, content)
 
 
@@ -135,17 +189,26 @@ def _validated(path: str | Path, content: dict[str, Any]) -> Recipe:
 
 
 def load_run(path: str | Path) -> Recipe:
-    """The recipe that a stage has written into its folder; settings under an earlier name are read under theirs."""
+    """The recipe that a stage has written into its folder, by this version or by version 0.1."""
     content = _read(path)
     for old, new in RENAMED.items():
-        section, _, key = old.partition(".")
-        if key in (content.get(section) or {}):
-            content[section][new.partition(".")[2]] = content[section].pop(key)
+        holder = _holder(content, old)
+        if holder is not None:
+            holder[new.rpartition(".")[2]] = holder.pop(old.rpartition(".")[2])
     return _validated(path, content)
 
 
+def _holder(content: dict[str, Any], key: str) -> dict[str, Any] | None:
+    """The mapping in which a dotted key is set, or None if it is not set."""
+    *parents, last = key.split(".")
+    below: Any = content
+    for name in parents:
+        below = below.get(name) if isinstance(below, dict) else None
+    return below if isinstance(below, dict) and last in below else None
+
+
 def options(texts: Sequence[str]) -> dict[str, Any]:
-    """A mapping from `key=value` texts, values read as YAML."""
+    """A mapping from texts of the form `key=value`, with values in YAML."""
     found: dict[str, Any] = {}
     for text in texts:
         _apply(found, text)
@@ -153,7 +216,7 @@ def options(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def policy(**options: Any) -> PolicyConfig:
-    """A policy's settings from keyword options, checked as a recipe's are."""
+    """The settings of a policy from keyword options, validated as in a recipe."""
     try:
         return PolicyConfig(**options)
     except ValidationError as error:
@@ -163,13 +226,13 @@ def policy(**options: Any) -> PolicyConfig:
 def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise RecastError(f"a setting has the form key=value, a recipe's section.key=value, not {override!r}")
+        raise RecastError(f"a setting has the form key=value, in a recipe section.key=value, not {override!r}")
     *parents, last = key.split(".")
     target = content
     for name in parents:
         below = target[name] = {} if target.get(name) is None else target[name]
         if not isinstance(below, dict):
-            raise RecastError(f"the override {override!r} goes below {name!r}, which is a value and not a section")
+            raise RecastError(f"the override {override!r} needs a section {name!r}, but {name!r} is a single value")
         target = below
     try:
         target[last] = yaml.safe_load(text)
@@ -178,14 +241,12 @@ def _apply(content: dict[str, Any], override: str) -> None:
 
 
 def _sentence(error: ValidationError, section: Any = Recipe) -> str:
-    """The first problem pydantic found, in one sentence; for an unknown key, the nearest known one."""
+    """The first error of pydantic in one sentence; for an unknown key, with the nearest known one."""
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
         reason = problem["msg"].removeprefix("Value error, ")
         return f"{where} = {problem['input']!r}: {reason[0].lower()}{reason[1:]}" if where else reason
-    if where in RENAMED:
-        return f"{where} is called {RENAMED[where]} now"
     for part in problem["loc"][:-1]:
         section = section.model_fields[str(part)].annotation
     known = list(section.model_fields)

@@ -9,12 +9,29 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from recast.core import renyi, sinkhorn
 from recast.core.weights import Method
 
+__all__ = [
+    "GENERATORS",
+    "MIXTURE_REWARDS",
+    "EstimateConfig",
+    "EvaluateConfig",
+    "Generator",
+    "PolicyConfig",
+    "PromptsConfig",
+    "ProposeConfig",
+    "RunConfig",
+    "Section",
+    "SweepConfig",
+    "TrainConfig",
+    "WeighConfig",
+    "WorldConfig",
+]
+
 MIXTURE_REWARDS = ("mode", "mixed", "fine")
 """The rewards of the exact world."""
 
 
 class Generator(NamedTuple):
-    """Where an image API is, its default model, and the environment variable that holds its key."""
+    """Address of an image API, its default model, and the environment variable with its key."""
 
     base_url: str
     model: str
@@ -37,63 +54,88 @@ class Section(BaseModel):
 
 
 class WorldConfig(Section):
-    """Images of a policy, or the exact world: one random Gaussian mixture per prompt."""
+    """What curves are measured on: images of a policy, or the exact world with one random Gaussian mixture per prompt.
 
-    kind: Literal["images", "mixture"] = "images"
-    dimension: int = Field(32, ge=1)
-    modes: int = Field(6, ge=1)
-    prompts: int = Field(20, ge=1)
-    seed: int = Field(0, ge=0, lt=2**32)
+    All settings but `kind` belong to the exact world.
+    """
+
+    kind: Literal["images", "mixture"] = Field("images", description="Images of a policy, or the exact world.")
+    dimension: int = Field(32, ge=1, description="Dimension of the mixtures.")
+    modes: int = Field(6, ge=1, description="Modes per mixture.")
+    prompts: int = Field(20, ge=1, description="Number of mixtures, each of which stands for a prompt.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the mixtures.")
 
 
 class PolicyConfig(Section):
-    """Which model is the policy, where it lives and how it is asked."""
+    """The policy: which model it is, on which device and in which precision it runs, and how it is sampled."""
 
-    model: str = Field("shapes", description="a hub name, a local folder, or shapes, the embedded world's base")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="the transformer's and encoders'")
-    device: str = Field("auto", description="cuda, cuda:1, cpu; auto takes a GPU where there is one")
-    guidance: float = Field(1.0, ge=1, allow_inf_nan=False, description="classifier-free guidance; 1 is none")
-    lora: str | None = Field(None, description="a folder with an adapter on top of the model")
-    resolution: int | None = Field(None, ge=1, description="pixels a side; the model's own unless told")
+    model: str = Field(
+        "shapes", description="Name on the Hugging Face Hub, local folder, or `shapes` for the embedded model."
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Precision of the transformer and the text encoders."
+    )
+    device: str = Field("auto", description="`cuda`, `cuda:1` or `cpu`; `auto` uses a GPU if there is one.")
+    guidance: float = Field(
+        1.0, ge=1, allow_inf_nan=False, description="Scale of classifier-free guidance; 1 is no guidance."
+    )
+    lora: str | None = Field(None, description="Folder of a LoRA adapter that is loaded on top of the model.")
+    resolution: int | None = Field(None, ge=1, description="Pixels per side; by default the model's own resolution.")
     max_sequence_length: int | None = Field(
-        None, ge=1, le=512, description="T5's tokens; 256 unless told, or fewer where its tokenizer has fewer"
+        None, ge=1, le=512, description="Tokens of the T5 encoder; by default 256, or its tokenizer's limit if lower."
     )
     cached_prompts: int = Field(
-        1024, ge=1, description="prompt embeddings that are kept on the CPU; SD3.5-M's are 2.7 MB each in bfloat16"
+        1024, ge=1, description="Prompt embeddings cached on the CPU; 2.7 MB each for SD3.5-Medium in bfloat16."
     )
-    offload_text: bool = Field(False, description="text encoders are on the device only while they encode")
-    vae_batch: int = Field(4, ge=1, description="images that are encoded or decoded at a time")
+    offload_text: bool = Field(False, description="Keep the text encoders on the device only while they encode.")
+    vae_batch: int = Field(4, ge=1, description="Images that are encoded or decoded at a time.")
 
 
 class PromptsConfig(Section):
-    """Which prompts the curves are measured on."""
+    """The prompts that gain curves are measured on."""
 
-    source: str = Field("shapes:train", description="shapes:SPLIT, or a .txt or .jsonl file")
-    count: int | None = Field(None, ge=1, description="how many of them; all unless told")
-    seed: int | None = Field(None, ge=0, lt=2**32, description="choose at random; the first ones unless told")
+    source: str = Field("shapes:train", description="`shapes:SPLIT`, or the path of a .txt or .jsonl file.")
+    count: int | None = Field(None, ge=1, description="Number of prompts; by default all.")
+    seed: int | None = Field(
+        None, ge=0, lt=2**32, description="Seed of a random choice of prompts; by default the first ones are used."
+    )
 
 
 class ProposeConfig(Section):
-    """Where the proposals, π⁺'s images, come from; how many a prompt is estimate.samples."""
+    """Where the proposals, images of the stronger generator π⁺, come from.
 
-    source: Literal["renderer", "policy", "folder", "openai", "gemini"] = "renderer"
-    folder: str | None = Field(None, description="a folder with images and manifest.jsonl (folder)")
-    model: str | None = Field(None, description="the generator's name (openai, gemini)")
-    base_url: str | None = Field(None, description="another server with the same interface (openai, gemini)")
-    size: str = Field("1024x1024", description="of the images asked for (openai)")
-    quality: str | None = Field(None, description="of the images asked for (openai)")
-    concurrency: int = Field(4, ge=1, le=256, description="requests on their way at once")
-    retries: int = Field(6, ge=0, description="tries after the first, on 429, 5xx and timeouts")
-    backoff: float = Field(1.0, ge=0, description="seconds before the first retry; doubles each time")
-    timeout: float = Field(180.0, gt=0, description="seconds to wait for an image")
-    cap: int | None = Field(None, ge=1, description="images that may be paid for in this folder, ever")
-    smallest: int = Field(64, ge=1, description="pixels a side that an image must have")
-    seed: int = Field(0, ge=0, lt=2**32, description="of the images made here (renderer, policy)")
+    The number of proposals per prompt is `estimate.samples`.
+    """
+
+    source: Literal["renderer", "policy", "folder", "openai", "gemini"] = Field(
+        "renderer",
+        description="The renderer of the shapes world, the policy itself, a folder of images, or an image API.",
+    )
+    folder: str | None = Field(None, description="Folder with images and manifest.jsonl (`folder`).")
+    model: str | None = Field(
+        None, description="Model of the image API (`openai`, `gemini`); by default gpt-image-1.5 or Gemini 3 Pro Image."
+    )
+    base_url: str | None = Field(
+        None, description="Address of another server with the same API (`openai`, `gemini`); by default the vendor's."
+    )
+    size: str = Field("1024x1024", description="Size of the requested images (`openai`).")
+    quality: str | None = Field(
+        None, description="Quality of the requested images (`openai`); by default the API's default."
+    )
+    concurrency: int = Field(4, ge=1, le=256, description="Concurrent requests.")
+    retries: int = Field(6, ge=0, description="Retries per image after status 429, 5xx or a timeout.")
+    backoff: float = Field(1.0, ge=0, description="Seconds before the first retry; doubles with every retry.")
+    timeout: float = Field(180.0, gt=0, description="Seconds to wait for an image.")
+    cap: int | None = Field(
+        None, ge=1, description="Maximum number of images paid for in this folder, over all runs; by default no limit."
+    )
+    smallest: int = Field(64, ge=1, description="Minimum pixels per side of a proposal.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of images made locally (`renderer`, `policy`).")
 
     @model_validator(mode="after")
     def _folder_is_named(self) -> ProposeConfig:
         if (self.source == "folder") != (self.folder is not None):
-            raise ValueError("a folder is given exactly where the source is folder")
+            raise ValueError("propose.folder must be set if, and only if, propose.source is folder")
         return self
 
     @property
@@ -103,31 +145,41 @@ class ProposeConfig(Section):
 
 
 class EstimateConfig(Section):
-    """How gain curves are measured."""
+    """How gain curves are measured: the estimator, its cost, and the Rényi order of the curves."""
 
-    estimator: Literal["coupled", "paper"] = "coupled"
-    steps: int = Field(25, ge=1, description="T, the number of denoising steps")
-    shift: float = Field(3.0, gt=0, allow_inf_nan=False, description="shift of the scheduler's grid")
-    samples: int = Field(8, ge=1, description="N, proposals per prompt")
-    noisings: int = Field(4, ge=1, description="noisings of each proposal (coupled)")
-    rollouts: int = Field(1, ge=1, description="K, rollouts from each noised proposal")
-    spacing: float = Field(0.8, ge=0.01, le=10, description="log-SNR between the levels rollouts visit (coupled)")
-    sampler: Literal["euler", "dpm2", "sde", "ancestral", "ancestral2"] | None = Field(
-        None, description="the rollouts' sampler (paper); ancestral unless told"
+    estimator: Literal["coupled", "paper"] = Field(
+        "coupled", description="Coupled rollouts that share their noise, or Alg. 1 of the paper."
     )
-    memory: float = Field(4.0, gt=0, allow_inf_nan=False, description="GiB that the activations of one call may take")
-    alpha: float = 2.0
-    aggregate: renyi.Aggregation = "prompt-mean"
-    seed: int = Field(0, ge=0, lt=2**32)
+    steps: int = Field(25, ge=1, description="Number of denoising steps T.")
+    shift: float = Field(
+        3.0, gt=0, allow_inf_nan=False, description="Shift of the grid in the exact world; a policy has its own grid."
+    )
+    samples: int = Field(8, ge=1, description="Proposals per prompt, N.")
+    noisings: int = Field(4, ge=1, description="Noisings per proposal (`coupled`).")
+    rollouts: int = Field(1, ge=1, description="Rollouts per noised proposal, K; use at least 4 if alpha is not 2.")
+    spacing: float = Field(
+        0.8, ge=0.01, le=10, description="Log-SNR between the levels that rollouts visit (`coupled`)."
+    )
+    sampler: Literal["euler", "dpm2", "sde", "ancestral", "ancestral2"] | None = Field(
+        None, description="Sampler of the rollouts (`paper`); by default `ancestral`."
+    )
+    memory: float = Field(
+        4.0, gt=0, allow_inf_nan=False, description="Memory in GiB for the activations of one velocity call."
+    )
+    alpha: float = Field(2.0, description="Rényi order α > 0, α ≠ 1.")
+    aggregate: renyi.Aggregation = Field(
+        "prompt-mean", description="Mean of the prompts' D (Alg. 1), or D of the moment pooled over prompts."
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the rollouts' noise.")
 
     @model_validator(mode="after")
     def _no_idle_sampler(self) -> EstimateConfig:
         if self.estimator == "coupled" and self.sampler is not None:
-            raise ValueError("sampler belongs to estimator: paper; coupled rollouts have a sampler of their own")
+            raise ValueError("estimate.sampler belongs to estimator: paper; coupled rollouts always use ancestral2")
         return self
 
     def used(self) -> dict[str, Any]:
-        """The settings that decide the chosen estimator's numbers, for provenance."""
+        """The settings that decide the numbers of the chosen estimator, for provenance."""
         idle = {"memory", "sampler"} if self.estimator == "coupled" else {"memory", "noisings", "spacing"}
         return {key: value for key, value in self.model_dump().items() if key not in idle}
 
@@ -138,13 +190,16 @@ class EstimateConfig(Section):
 
 
 class WeighConfig(Section):
-    """How W is made from the curves; an empty budget counts every reward alike."""
+    """How the weight matrix W is made from the gain curves."""
 
-    budget: dict[str, float] = Field(default_factory=dict)
-    method: Method = "sinkhorn"
-    tau: float = Field(1.0, gt=0, allow_inf_nan=False)
-    shrink: bool = Field(False, description="draw unreliable curves towards static weights")
-    seed: int = Field(0, ge=0, lt=2**32)
+    budget: dict[str, float] = Field(
+        default_factory=dict,
+        description="Weight λ of every reward on any positive scale; by default all rewards equal.",
+    )
+    method: Method = Field("sinkhorn", description="Method that turns gain curves into W.")
+    tau: float = Field(1.0, gt=0, allow_inf_nan=False, description="Temperature τ of the Sinkhorn kernel.")
+    shrink: bool = Field(False, description="Shrink unreliable curves towards static weights.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the column order (`shuffled`).")
 
     @field_validator("budget")
     @classmethod
@@ -155,43 +210,61 @@ class WeighConfig(Section):
 
 
 class TrainConfig(Section):
-    """How the policy is trained; the defaults are the paper's (App. E.2)."""
+    """How the policy is trained with DiffusionNFT; the defaults are those of the paper (App. E.2)."""
 
-    prompts: str = Field("shapes:train", description="shapes:SPLIT, or a .txt or .jsonl file")
-    lora: str | None = Field(None, description="the adapter that training starts from; policy.lora unless told")
-    epochs: int = Field(120, ge=1)
-    prompts_per_epoch: int = Field(48, ge=1, description="prompts sampled per epoch, each with a group of images")
-    images_per_prompt: int = Field(24, ge=2, description="images per group")
-    batch: int = Field(1152, ge=1, description="images behind one optimizer step, over all processes")
-    steps: int | None = Field(None, ge=1, description="T, sampling steps; those of W unless told")
-    fraction: float = Field(1.0, gt=0, le=1, description="of an image's T levels that are trained, at random")
-    sample_batch: int = Field(24, ge=1, description="images sampled at a time, on one process")
-    micro_batch: int = Field(24, ge=1, description="(image, level) pairs a call of the transformer, at most")
-    rank: int = Field(32, ge=1, description="of the LoRA")
-    alpha: int = Field(64, ge=1, description="of the LoRA")
-    learning_rate: float = Field(3e-4, gt=0, allow_inf_nan=False)
-    schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant"
-    warmup: int = Field(0, ge=0, description="optimizer steps of the schedule's warmup")
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = Field(1e-8, gt=0, allow_inf_nan=False)
-    weight_decay: float = Field(1e-4, ge=0, allow_inf_nan=False)
-    clip_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of a gradient")
-    beta: float = Field(0.1, gt=0, allow_inf_nan=False, description="strength of DiffusionNFT's implicit policies")
-    form: Literal["x0", "velocity"] = Field("x0", description="DiffusionNFT's loss, or Eq. (nft-loss) as it stands")
-    kl_weight: float = Field(1e-4, ge=0, allow_inf_nan=False, description="weight of the distance to the base; 0: none")
-    normalize: Literal["step", "shared", "reward"] = Field("step", description="how rewards get one scale")
-    spread: Literal["batch", "group"] = Field("batch", description="whose standard deviation")
-    advantage_clip: float = Field(5.0, gt=0, allow_inf_nan=False)
-    decay: Literal[0, 1, 2] = Field(1, description="DiffusionNFT's decay_type of the old policy")
-    ema: float = Field(0.9, ge=0, lt=1, description="of the adapter that is evaluated")
-    precision: Literal["float32", "bfloat16", "float16"] = Field("float32", description="autocast; float16 needs a GPU")
-    checkpointing: bool = Field(False, description="recompute activations: less memory, a third more time")
-    reweigh_every: int = Field(0, ge=0, description="epochs after which curves and W are made anew; 0: never")
-    save_every: int = Field(1, ge=1, description="epochs between checkpoints")
-    keep: int = Field(3, ge=1, description="checkpoints that are kept")
-    preview_every: int = Field(10, ge=0, description="epochs between sample sheets; 0: none")
-    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = ["tensorboard"]
-    seed: int = Field(0, ge=0, lt=2**32)
+    prompts: str = Field("shapes:train", description="`shapes:SPLIT`, or the path of a .txt or .jsonl file.")
+    lora: str | None = Field(
+        None, description="Folder of the adapter that training starts from; by default `policy.lora`."
+    )
+    epochs: int = Field(120, ge=1, description="Number of epochs.")
+    prompts_per_epoch: int = Field(48, ge=1, description="Prompts per epoch, each with a group of images.")
+    images_per_prompt: int = Field(24, ge=2, description="Images per prompt and epoch.")
+    batch: int = Field(1152, ge=1, description="Images per optimizer step, over all processes.")
+    steps: int | None = Field(None, ge=1, description="Sampling steps T; by default the steps of W.")
+    fraction: float = Field(1.0, gt=0, le=1, description="Fraction of the T levels of an image that are trained.")
+    sample_batch: int = Field(24, ge=1, description="Images sampled at a time, per process.")
+    micro_batch: int = Field(24, ge=1, description="Maximum (image, level) pairs per call of the transformer.")
+    rank: int = Field(32, ge=1, description="Rank of the LoRA adapter.")
+    alpha: int = Field(64, ge=1, description="Alpha of the LoRA adapter.")
+    learning_rate: float = Field(3e-4, gt=0, allow_inf_nan=False, description="Learning rate of AdamW.")
+    schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = Field(
+        "constant", description="Schedule of the learning rate."
+    )
+    warmup: int = Field(0, ge=0, description="Optimizer steps of warmup.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Coefficients β1 and β2 of AdamW.")
+    epsilon: float = Field(1e-8, gt=0, allow_inf_nan=False, description="Epsilon of AdamW.")
+    weight_decay: float = Field(1e-4, ge=0, allow_inf_nan=False, description="Weight decay of AdamW.")
+    clip_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="Maximum norm of the gradient.")
+    beta: float = Field(0.1, gt=0, allow_inf_nan=False, description="Strength β of DiffusionNFT's implicit policies.")
+    form: Literal["x0", "velocity"] = Field(
+        "x0", description="DiffusionNFT's own form of the loss, or Eq. (nft-loss) as printed."
+    )
+    kl_weight: float = Field(
+        1e-4, ge=0, allow_inf_nan=False, description="Weight of the KL term towards the base model; 0 turns it off."
+    )
+    normalize: Literal["step", "shared", "reward"] = Field(
+        "step", description="Standardize the mixed reward per step, over all steps, or each reward before mixing."
+    )
+    spread: Literal["batch", "group"] = Field(
+        "batch", description="Take standard deviations over all images of an epoch, or within each prompt's group."
+    )
+    advantage_clip: float = Field(5.0, gt=0, allow_inf_nan=False, description="Maximum absolute advantage.")
+    decay: Literal[0, 1, 2] = Field(1, description="DiffusionNFT's decay_type of the old policy.")
+    ema: float = Field(0.9, ge=0, lt=1, description="Decay of the averaged adapter, which is evaluated.")
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Precision of autocast; float16 needs a GPU."
+    )
+    checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass: less memory for about a third more time."
+    )
+    reweigh_every: int = Field(0, ge=0, description="Epochs between new estimates of the curves and W; 0 is never.")
+    save_every: int = Field(1, ge=1, description="Epochs between checkpoints.")
+    keep: int = Field(3, ge=1, description="Number of checkpoints that are kept.")
+    preview_every: int = Field(10, ge=0, description="Epochs between sheets of sample images; 0 is never.")
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
+        ["tensorboard"], description="Experiment trackers."
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of training.")
 
     @field_validator("betas")
     @classmethod
@@ -201,43 +274,50 @@ class TrainConfig(Section):
         return value
 
     def used(self) -> dict[str, Any]:
-        """The settings that decide the trained adapters; a checkpoint of others is refused."""
-        idle = {"save_every", "keep", "preview_every", "trackers", "steps"}  # W has the steps
-        # They change rounding only, and must change after an error of memory.
+        """The settings that decide the trained adapters; a checkpoint of other settings is refused."""
+        idle = {"save_every", "keep", "preview_every", "trackers", "steps"}  # the steps are those of W
+        # These change rounding only, and must be free to change after an out-of-memory error.
         idle |= {"micro_batch", "sample_batch", "checkpointing"}
         if self.schedule in ("constant", "constant_with_warmup"):
-            idle.add("epochs")  # training may go on for longer
+            idle.add("epochs")  # training may be extended
         return {key: value for key, value in self.model_dump(mode="json").items() if key not in idle}
 
 
 class EvaluateConfig(Section):
-    """How a trained policy is looked at; the defaults are the paper's for SD3.5-Medium."""
+    """How a trained policy is evaluated; the defaults are those of the paper for SD3.5-Medium."""
 
-    prompts: str = Field("shapes:test", description="held-out ones: shapes:SPLIT, or a .txt or .jsonl file")
-    count: int | None = Field(None, ge=1, description="how many of them; all unless told")
-    repeats: int = Field(1, ge=1, description="images a prompt")
-    steps: int = Field(40, ge=1)
-    guidance: float = Field(4.5, ge=1, allow_inf_nan=False, description="classifier-free guidance; 1 is none")
-    solver: Literal["euler", "dpm2"] = "dpm2"
-    seed: int = Field(42, ge=0, lt=2**31, description="of the first image; the others count up")
-    batch: int = Field(16, ge=1, description="images made at a time, in multiples of 16")
+    prompts: str = Field(
+        "shapes:test", description="Held-out prompts: `shapes:SPLIT`, or the path of a .txt or .jsonl file."
+    )
+    count: int | None = Field(None, ge=1, description="Number of prompts; by default all.")
+    repeats: int = Field(1, ge=1, description="Images per prompt.")
+    steps: int = Field(40, ge=1, description="Sampling steps.")
+    guidance: float = Field(
+        4.5, ge=1, allow_inf_nan=False, description="Scale of classifier-free guidance; 1 is no guidance."
+    )
+    solver: Literal["euler", "dpm2"] = Field("dpm2", description="Solver of the flow ODE.")
+    seed: int = Field(42, ge=0, lt=2**31, description="Seed of the first image; image k uses seed + k.")
+    batch: int = Field(16, ge=1, description="Images generated at a time, in multiples of 16.")
     held_out: dict[str, dict[str, Any] | None] = Field(
-        default_factory=dict, description="held-out rewards, each with its options, beside the trained ones"
+        default_factory=dict, description="Held-out rewards with their options, scored beside the trained rewards."
     )
 
 
 class RunConfig(Section):
     """What `recast run` trains and compares at the recipe's budget; without methods it ends with W."""
 
-    methods: list[Method] = []
-    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field([0], min_length=1)
+    methods: list[Method] = Field([], description="Methods to train and compare.")
+    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field([0], min_length=1, description="Seeds of training.")
 
 
 class SweepConfig(Section):
     """What `recast sweep` compares: every method at every budget and seed."""
 
-    methods: list[Method] = Field(["static", "sinkhorn"], min_length=1)
-    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field([0, 1, 2], min_length=1)
+    methods: list[Method] = Field(["static", "sinkhorn"], min_length=1, description="Methods to train and compare.")
+    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(
+        [0, 1, 2], min_length=1, description="Seeds of training."
+    )
     budgets: list[dict[str, float]] = Field(
-        default_factory=list, description="the paper's unless told: all alike, then each reward doubled in turn"
+        default_factory=list,
+        description="Budgets; by default the paper's: all rewards equal, then each reward doubled in turn.",
     )

@@ -1,7 +1,8 @@
 """`recast estimate`: gain curves by rollouts, the estimators behind them, and the shards that hold the rollouts."""
 
 from recast.estimate.curves import at_orders, from_rollouts
-from recast.estimate.rollout import ESTIMATORS, Estimator, Sampled, Scorer, coupled, paper, rollouts, sample
+from recast.estimate.estimators import Sampled, Scorer, coupled, paper
+from recast.estimate.rollout import ESTIMATORS, Estimator, rollouts, sample
 from recast.estimate.shards import Rollouts
 from recast.estimate.stage import sample_prompt
 from recast.estimate.worlds import ImageWorld

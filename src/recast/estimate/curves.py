@@ -1,4 +1,4 @@
-"""Gain curves from the rollouts that shards hold, at any order and aggregation."""
+"""Gain curves from stored rollouts, at any Rényi order and with either aggregation over prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recast.rewards import base
 
 __all__ = ["at_orders", "from_rollouts", "maps", "nonnegative", "prompt_names", "provenance"]
 
-_CLAMPED = 0.01  # share of negative scores above which a curve is worth a warning
+_CLAMPED = 0.01  # share of negative scores above which a warning is given
 
 
 def from_rollouts(
@@ -33,69 +33,110 @@ def from_rollouts(
 ) -> GainCurves:
     """Gain curves over the first prompts of a recipe, from their rollouts (Phase 3 of Alg. 1).
 
-    This is the only place where scores are mapped to non-negative ones and where α and the aggregation enter, so
-    every curve of the same rollouts is made alike.
+    Scores are mapped to non-negative ones here and nowhere else, so all curves of the same rollouts use the same map.
 
     Parameters
     ----------
     recipe : Recipe
-        Names the rewards and says how the rollouts were made.
+        Names the rewards; its settings become the provenance of the curves.
     sigmas : sequence of float, (T+1,)
-        The grid.
+        Noise levels σ_0 = 0 to σ_T = 1.
     found : sequence of Rollouts
-        One per prompt, in the order of the recipe's prompts.
+        The rollouts of one prompt each, in the order of the recipe's prompts.
     models : mapping, optional
-        Rewards that are loaded already, by name. The others are loaded only if their map to non-negative scores
-        needs an instance.
-    alpha, aggregate : optional
-        Rényi order and aggregation over prompts; by default the recipe's.
+        Loaded rewards by name. Other rewards are loaded only if their map to non-negative scores needs an instance.
+    alpha : float, optional
+        Rényi order; by default `estimate.alpha` of the recipe.
+    aggregate : {"prompt-mean", "pooled"}, optional
+        Aggregation over prompts; by default `estimate.aggregate` of the recipe.
+
+    Returns
+    -------
+    GainCurves
+        D (m, T+1), and D of every prompt.
 
     Warns
     -----
     ClampWarning
-        If more than 1 % of a reward's scores are negative and count as 0.
+        If more than 1 % of a reward's scores are negative after its map and count as 0.
+
+    Examples
+    --------
+    One prompt, one noised sample, T = 2, and three rewards that halve from level to level, so each gain is log 2:
+
+    >>> recipe = Recipe.model_validate({"world": {"kind": "mixture"}})
+    >>> scores = np.broadcast_to(np.array([0.8, 0.4, 0.2])[:, None, None], (3, 3, 1, 1))  # (m, T+1, S, K)
+    >>> curves = from_rollouts(recipe, [0.0, 0.5, 1.0], [Rollouts(scores, evaluations=3)])
+    >>> curves.gains[0].round(3)
+    array([0.693, 0.693])
     """
-    settings, names = recipe.estimate, recipe.reward_names
+    settings, mapping = recipe.estimate, maps(recipe, models or {})
     alpha = settings.alpha if alpha is None else alpha
     aggregate = settings.aggregate if aggregate is None else aggregate
-    mapping = maps(recipe, models or {})
     tables = [nonnegative(each, mapping) for each in found]
-    for name, (clamped, known) in zip(names, np.sum([counts for _, counts in tables], axis=0), strict=True):
-        if clamped > _CLAMPED * known:
-            warnings.warn(
-                f"{clamped / known:.1%} of the scores of {name!r} are negative and count as 0 in its gain curve; "
-                "a custom reward can define the mapping itself with a method `positive`",
-                ClampWarning,
-                stacklevel=2,
-            )
-    facts = provenance(recipe, len(found), alpha, aggregate)
+    _warn_of_clamping(recipe.reward_names, np.sum([counts for _, counts in tables], axis=0))
+    facts = provenance(recipe, len(found))
+    facts["estimate"] |= {"alpha": alpha, "aggregate": aggregate}
     facts["velocity_evaluations"] = sum(each.evaluations for each in found)
     mu = np.stack([each.mu for each, _ in tables])
-    return GainCurves.from_mu(names, sigmas, mu, alpha, aggregate, recipe.self_rollouts, facts)
+    return GainCurves.from_mu(recipe.reward_names, sigmas, mu, alpha, aggregate, recipe.self_rollouts, facts)
 
 
 def at_orders(run: Path, orders: Sequence[float]) -> dict[float, GainCurves]:
-    """The curves of a finished run at other Rényi orders, from its shards; no policy is loaded (App. B.2)."""
+    """Gain curves of a finished run at other Rényi orders, from its stored rollouts (App. B.2).
+
+    No policy is loaded. At the order of the run, the result equals its `gains.json`.
+
+    Parameters
+    ----------
+    run : Path
+        Folder in which `recast estimate` has written `gains.json`, `recipe.yaml` and `shards`.
+    orders : sequence of float
+        Rényi orders α > 0, α ≠ 1.
+
+    Returns
+    -------
+    dict of float to GainCurves
+        One set of curves per order.
+
+    Raises
+    ------
+    RecastError
+        If the folder has no rollouts, or if they belong to other settings than its recipe.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from recast.estimate.stage import estimate
+    >>> from recast.progress import no_progress
+    >>> run = Path(tempfile.mkdtemp())
+    >>> recipe = Recipe.model_validate({"world": {"kind": "mixture", "dimension": 2, "prompts": 2},
+    ...                                 "estimate": {"steps": 3, "rollouts": 4}})
+    >>> made, exact = estimate(recipe, run, no_progress)
+    >>> curves = at_orders(run, (2.0, 4.0))
+    >>> bool((curves[2.0].D == made.D).all()), curves[4.0].alpha
+    (True, 4.0)
+    """
     made = GainCurves.load(run / "gains.json")
     recipe = config.load_run(run / "recipe.yaml")
-    shards = Shards(run / "shards", identity.rollouts(recipe))
     count = 0 if made.D_prompts is None else len(made.D_prompts)
-    found = [shards.read(name) for name in prompt_names(recipe)[:count]]
-    if not found:
+    if not count or not (run / "shards").is_dir():
         raise RecastError(f"{run} has no rollouts to make curves from: run `recast estimate` again")
-    models = {name: model for name, model in maps(recipe, {}).items() if model is not None}
+    shards = Shards(run / "shards", identity.rollouts(recipe))
+    found = [shards.read(name) for name in prompt_names(recipe)[:count]]
+    models = {name: model for name, model in maps(recipe, {}).items() if model is not None}  # loaded once
     return {order: from_rollouts(recipe, made.sigmas.tolist(), found, models, order) for order in orders}
 
 
-def nonnegative(found: Rollouts, maps: Mapping[str, base.Reward | None]) -> tuple[Rollouts, list[Any]]:
-    """Rollouts with scores >= 0; per reward, how many scores were clamped at 0 and how many there are."""
+def nonnegative(found: Rollouts, maps: Mapping[str, Any]) -> tuple[Rollouts, list[Any]]:
+    """Rollouts with scores ≥ 0; per reward, how many scores were clamped at 0 and how many there are."""
     rows = zip(maps.items(), found.scores, strict=True)
     mapped = [base.positive(name, model, scores) for (name, model), scores in rows]
     return Rollouts(np.stack([scores for scores, _ in mapped]), found.evaluations), [counts for _, counts in mapped]
 
 
 def maps(recipe: Recipe, models: Mapping[str, base.Reward]) -> dict[str, Any]:
-    """Per reward, the object whose `positive` maps its scores; None where negative scores are clamped only."""
+    """Per reward, the object whose `positive` maps its scores; None where negative scores are only clamped."""
     if recipe.world.kind == "mixture":
         return dict.fromkeys(recipe.reward_names)
     return {
@@ -111,16 +152,10 @@ def prompt_names(recipe: Recipe) -> list[str]:
     return [row["prompt"] for row in prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)]
 
 
-def provenance(
-    recipe: Recipe, count: int, alpha: float | None = None, aggregate: renyi.Aggregation | None = None
-) -> dict[str, Any]:
-    """What curves over the first `count` prompts come from."""
-    settings = recipe.estimate
+def provenance(recipe: Recipe, count: int) -> dict[str, Any]:
+    """Provenance of a recipe's curves over its first `count` prompts."""
     found: dict[str, Any] = {"recast": __version__, **identity.rollouts(recipe)}
-    found["estimate"] |= {
-        "alpha": settings.alpha if alpha is None else alpha,
-        "aggregate": settings.aggregate if aggregate is None else aggregate,
-    }
+    found["estimate"] |= {"alpha": recipe.estimate.alpha, "aggregate": recipe.estimate.aggregate}
     if recipe.world.kind == "mixture":
         found["world"] = recipe.world.model_dump() | {"prompts": count}
     else:
@@ -128,3 +163,15 @@ def provenance(
         digest = identity.prompts_hash(rows)
         found["prompts"] = {"source": recipe.prompts.source, "count": len(rows), "sha256": digest}
     return found
+
+
+def _warn_of_clamping(names: Sequence[str], counts: Any) -> None:
+    """Warn of every reward with many negative scores; `counts` (m, 2) are its clamped scores and all of them."""
+    for name, (clamped, known) in zip(names, counts, strict=True):
+        if clamped > _CLAMPED * known:
+            warnings.warn(
+                f"{clamped / known:.1%} of the scores of {name!r} are negative and count as 0 in its gain curve; "
+                "a custom reward can define the mapping itself with a method `positive`",
+                ClampWarning,
+                stacklevel=3,
+            )

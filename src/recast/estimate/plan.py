@@ -1,4 +1,4 @@
-"""What a run will cost, before it is run: counts from the recipe, seconds from a short measurement."""
+"""The cost of `recast estimate` before it is run: counts from the recipe, seconds from a short measurement."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from recast.estimate import worlds
 from recast.estimate.stage import evaluations_per_prompt
 from recast.flow.generate import TILE
 
-PAPER_ROLLOUTS = 16
+__all__ = ["Plan", "plan"]
+
+_PAPER_ROLLOUTS = 16
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Counts over all prompts, seconds on this device with one process, and Alg. 1's evaluations beside."""
+    """Counts over all prompts, seconds on this device with one process, and the evaluations of Alg. 1 at K = 16."""
 
     prompts: int
     evaluations: int
@@ -30,9 +32,9 @@ class Plan:
 
 
 def plan(recipe: Recipe, out: Path) -> Plan:
-    """The cost of a recipe; proposals need not be there yet."""
+    """The cost of a recipe; its proposals need not exist yet."""
     settings = recipe.estimate
-    world = worlds.MixtureWorld(recipe) if recipe.world.kind == "mixture" else worlds.ImageWorld(recipe, out, False)
+    world = worlds.open_world(recipe, out, proposed=False)
     count, steps = len(world.names), settings.steps
     paths = settings.noisings if settings.estimator == "coupled" else 1
     evaluations = count * evaluations_per_prompt(recipe, world.sigmas)
@@ -49,12 +51,12 @@ def plan(recipe: Recipe, out: Path) -> Plan:
         images,
         images * len(world.rewards),
         evaluations * per_step + images * per_image,
-        count * settings.samples * PAPER_ROLLOUTS * (steps * (steps + 1) // 2),
+        count * settings.samples * _PAPER_ROLLOUTS * (steps * (steps + 1) // 2),
     )
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """The faster of three calls, after one to warm up."""
+    """The fastest of three calls, after one to warm up."""
     call()
     times = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Which prompts this process samples, where any number of processes share one folder of shards."""
+"""Which prompts this process samples, while any number of processes share one folder of shards."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from recast.estimate.shards import Claim, Shards
 
 __all__ = ["Scheduler"]
 
-_POLL = 0.5  # seconds between two checks of what other processes are still doing
+_POLL = 0.5  # seconds between two checks for results of other processes
 
 
 class Scheduler:
-    """Yields the prompts that this process has claimed, one by one, until every prompt is done by some process.
+    """Yields the prompts that this process has claimed, one by one, until some process has done every prompt.
 
-    Processes of one launcher begin at different prompts, so that they seldom compete for the same one; with
-    `in_order` they all begin with the first, as an early stop needs. `enough()` ends the iteration early, and
-    `on_wait()` is called whenever all remaining prompts have been looked at.
+    Processes of one launcher begin at different prompts, so that they seldom compete for the same one. With `in_order`
+    all begin with the first prompt, as an early stop needs. `enough()` ends the iteration early. `on_wait()` is called
+    after every pass over the open prompts, before waiting for other processes.
     """
 
     def __init__(
@@ -36,7 +36,6 @@ class Scheduler:
         self._claims: dict[str, Claim] = {}
 
     def __iter__(self) -> Iterator[str]:
-        # A prompt that this process has claimed is being scored in the background or has failed: never waited for.
         while (left := [name for name in self._order if self._is_open(name)]) and not self._enough():
             claimed = False
             for name in left:
@@ -48,23 +47,26 @@ class Scheduler:
                 time.sleep(_POLL)
 
     def _is_open(self, name: str) -> bool:
+        # A prompt that this process holds is being scored in the background, or its scoring has failed.
         return name not in self._claims and not self._shards.has(name)
 
     def _claim(self, name: str) -> bool:
-        claim = None if self._shards.has(name) or self._enough() else self._shards.claim(name)
+        if self._shards.has(name) or self._enough():
+            return False
+        claim = self._shards.claim(name)
         if claim is None:
             return False
-        if self._shards.has(name):  # another process finished it while it was claimed
+        if self._shards.has(name):  # another process finished it just before the claim
             claim.release()
             return False
         self._claims[name] = claim
         return True
 
     def release(self, name: str) -> None:
-        """Give a claim back, once the prompt is done."""
-        self._claims[name].release()
+        """Release the claim of a prompt, once its shard is written."""
+        self._claims.pop(name).release()
 
     def release_all(self) -> None:
-        """Give back every claim: at the end, or after a failure."""
-        for claim in self._claims.values():
+        """Release every claim that is left, after a failure."""
+        for claim in list(self._claims.values()):
             claim.release()

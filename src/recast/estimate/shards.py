@@ -1,7 +1,7 @@
-"""One file a prompt with the scores of all its rollouts, and a manifest of the settings they were made with.
+"""Stored rollouts: one file per prompt with the scores of all its rollouts, and a manifest of their settings.
 
-A shard appears whole or not at all, so a run can be killed at any moment. It holds scores, not moments: α,
-aggregation and clipping are applied when curves are made, from the shards alone.
+A shard is written atomically, so a run can be killed at any moment. It holds the scores as the rewards return them;
+the map to non-negative scores, α and the aggregation are applied when curves are made from the shards.
 """
 
 from __future__ import annotations
@@ -25,17 +25,30 @@ from recast import identity
 from recast.core import artifact
 from recast.errors import RecastError
 
-FORMAT = "recast.shards"
+__all__ = ["STALE", "Claim", "Rollouts", "Shards"]
+
+_FORMAT = "recast.shards"
 STALE = 120.0
-"""Seconds without a sign of life after which a claim is anyone's."""
+"""Seconds without a heartbeat after which a lock is stale."""
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Scores (m, T+1, S, K) of K rollouts from each of the S noised samples of a prompt, at every level.
+    """Scores of all rollouts of one prompt.
 
-    Level 0 needs no rollout: its entries repeat the score of the proposal itself. `evaluations` is the number of
-    velocity evaluations spent, one per sample and step.
+    Parameters
+    ----------
+    scores : ndarray, (m, T+1, S, K)
+        Scores by m rewards of the K rollouts from each of the S noised samples, at every level. Level 0 needs no
+        rollout: its entries repeat the score of the proposal itself. NaN where a reward does not apply.
+    evaluations : int
+        Velocity evaluations spent, one per sample and step.
+
+    Examples
+    --------
+    >>> found = Rollouts(np.array([0.0, 1.0, 0.5, 0.7]).reshape(1, 1, 2, 2), evaluations=4)
+    >>> found.mu
+    array([[[0.5, 0.6]]])
     """
 
     scores: NDArray[np.float64]
@@ -48,38 +61,38 @@ class Rollouts:
 
 
 class Shards:
-    """The shards of one run in `folder`; those of other settings are refused, by the key that differs."""
+    """The shards of one run in `folder`; shards of other settings are refused, naming the setting that differs."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = folder
         path = folder / "manifest.json"
         flat = identity.flatten(settings)
         if path.exists():
-            known = artifact.mapping(artifact.read(path, FORMAT), "settings", path)
+            known = artifact.mapping(artifact.read(path, _FORMAT), "settings", path)
             identity.require_same(known, flat, f"{folder} holds rollouts made")
         else:
-            artifact.write(path, FORMAT, {"settings": flat})
+            artifact.write(path, _FORMAT, {"settings": flat})
 
     def path(self, name: str) -> Path:
-        """Where a prompt's shard is, or will be."""
+        """The file of a prompt's shard, whether or not it exists."""
         return self.folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.safetensors"
 
     def has(self, name: str) -> bool:
-        """Whether a prompt is done."""
+        """Whether a prompt has its shard."""
         return self.path(name).is_file()
 
     def claim(self, name: str) -> Claim | None:
-        """A prompt for this process alone, until it is released; None where another process has it.
+        """A claim of a prompt for this process alone, or None while another process holds one.
 
-        A claim is a lock file that is touched while its owner lives. One that was not touched for `STALE` seconds, or
-        whose owner is known to be dead, is taken over. Two owners at once would be wasteful, not wrong: they write the
-        same bytes.
+        A claim is a lock file that its owner touches regularly. The lock is stale, and is taken over, after `STALE`
+        seconds without a touch or if its owner is known to be dead. Two owners at once would only waste time: they
+        write the same bytes.
         """
         lock = self.path(name).with_suffix(".lock")
         return Claim(lock) if self._take(lock) else None
 
     def sweep(self, names: Sequence[str]) -> None:
-        """Remove the claims of prompts that are done: their owners were killed before they could."""
+        """Remove the locks of prompts that have a shard; their owners were killed before they could."""
         for name in names:
             if self.has(name):
                 self.path(name).with_suffix(".lock").unlink(missing_ok=True)
@@ -92,7 +105,7 @@ class Shards:
                 os.close(handle)
                 return True
             except FileExistsError:
-                with suppress(FileNotFoundError):  # its owner was done in between
+                with suppress(FileNotFoundError):  # its owner released it meanwhile
                     if self._now() - lock.stat().st_mtime < STALE and not _died_here(lock.read_text()):
                         return False
                 lock.unlink(missing_ok=True)
@@ -101,7 +114,7 @@ class Shards:
         return False
 
     def _now(self) -> float:
-        """The file system's own clock: machines that share it may disagree about the time."""
+        """The time by the file system's clock: the clocks of machines that share it may differ."""
         probe = self.folder / f".clock-{os.getpid()}-{threading.get_ident()}"
         probe.touch()
         try:
@@ -110,19 +123,19 @@ class Shards:
             probe.unlink(missing_ok=True)
 
     def write(self, name: str, rollouts: Rollouts, inputs: str) -> None:
-        """Keep a prompt's scores; `inputs` is the hash of the proposals they came from."""
+        """Store a prompt's scores with `inputs`, the hash of the proposals they were made from."""
         tensors = {"scores": np.ascontiguousarray(rollouts.scores), "evaluations": np.array([rollouts.evaluations])}
         artifact.write_bytes(self.path(name), save(tensors, {"inputs": inputs}))
 
     def read(self, name: str, inputs: str | None = None) -> Rollouts:
-        """A prompt's scores, once it is sure that they came from these proposals."""
+        """A prompt's scores; an error if they were made from other `inputs`, where those are given."""
         path = self.path(name)
         try:
             with safe_open(path, "np") as file:
                 found = (file.metadata() or {}).get("inputs")
                 rollouts = Rollouts(file.get_tensor("scores"), int(file.get_tensor("evaluations")[0]))
         except (OSError, SafetensorError) as error:
-            raise RecastError(f"{path}: not a readable shard ({error}): remove it to have it made again") from error
+            raise RecastError(f"{path}: not a readable shard ({error}): remove it and estimate again") from error
         if inputs is not None and found != inputs:
             raise RecastError(
                 f"{path} was made from other proposals or metadata for the prompt {name!r}: "
@@ -132,7 +145,7 @@ class Shards:
 
 
 class Claim:
-    """A lock file that this process owns, kept alive by a thread."""
+    """A lock file that this process owns; a thread touches it regularly."""
 
     def __init__(self, lock: Path) -> None:
         self._lock, self._done = lock, threading.Event()
@@ -145,14 +158,14 @@ class Claim:
                 os.utime(self._lock)
 
     def release(self) -> None:
-        """Let others have the prompt, or see that it is done."""
+        """Remove the lock."""
         self._done.set()
         self._beat.join()
         self._lock.unlink(missing_ok=True)
 
 
 def _died_here(owner: str) -> bool:
-    """Whether a claim's owner was a process of this machine that is no more."""
+    """Whether the owner of a lock was a process of this machine that has ended."""
     host, _, pid = owner.partition(" ")
     if host != socket.gethostname() or not pid.isdigit():
         return False

@@ -1,10 +1,12 @@
-"""`recast estimate`: rollouts prompt by prompt into shards, then curves from the shards."""
+"""`recast estimate`: rollouts into one shard per prompt, then gain curves from the shards."""
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,22 +20,23 @@ from recast.core import artifact, renyi, sinkhorn
 from recast.core.curves import GainCurves
 from recast.errors import ClampWarning, FloorWarning, RecastError
 from recast.estimate import curves, worlds
-from recast.estimate.rollout import Sampled, planned_evaluations, sample
+from recast.estimate.estimators import Sampled
+from recast.estimate.rollout import planned_evaluations, sample
 from recast.estimate.scheduler import Scheduler
 from recast.estimate.shards import Rollouts, Shards
 from recast.flow import sampling
 from recast.flow.mixture_prompts import exact_mu
 from recast.progress import Progress
 
-_FEWEST = 8
-"""Prompts below which an interval over prompts is not trusted to stop a run."""
-TRUTH_NOISINGS = 512
-"""Noisings of each proposal behind the exact curve; its own error is far below any estimate's."""
+__all__ = ["Status", "Watch", "estimate", "evaluations_per_prompt", "sample_prompt", "up_to_date", "width"]
+
+_FEWEST = 8  # prompts below which an interval over prompts is not trusted to stop a run
+_TRUTH_NOISINGS = 512  # noisings per proposal for the exact curve: its own error is far below that of any estimate
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far a run is: prompts, velocity evaluations, moments that hit the floor, and the curves so far."""
+    """State of a run over all processes: prompts, velocity evaluations, moments at the floor, and the curves so far."""
 
     done: int
     total: int
@@ -44,6 +47,7 @@ class Status:
 
 
 Watch = Callable[[Status], None]
+"""Called with the status after every prompt."""
 
 
 def estimate(
@@ -54,39 +58,33 @@ def estimate(
     until_ci: float | None = None,
     watch: Watch | None = None,
 ) -> tuple[GainCurves, GainCurves | None] | None:
-    """`gains.json`, and in the exact world `exact.json` beside it: the truth at the same proposals.
+    """Gain curves of a recipe, written to `gains.json`; in the exact world also the exact ones, in `exact.json`.
 
-    Prompts that have a shard are not estimated again; with `reuse`, none is, and the first ones that have a shard are
-    used. With `until_ci`, only as many prompts are used, in their order, as make the 95 % interval of W that narrow
-    (`width`). Any number of processes may work in one folder, under a launcher or started by hand on several machines;
-    of those under one launcher, the first writes the curves; the others wait for them and return None. Weights and
-    figures of earlier curves are removed: they would contradict the new ones.
+    Prompts that have a shard are not estimated again. With `reuse`, none is estimated, and the leading prompts that
+    have a shard are used. With `until_ci`, only as many leading prompts are used as make the 95 % interval of W that
+    narrow (`width`). Any number of processes may work in one folder, under a launcher or started by hand on several
+    machines. Of those under one launcher, the first writes the curves; the others wait for it and return None. Weights
+    and figures of earlier curves are removed, since they would contradict the new ones.
     """
-    _warn(recipe)
-    shards = Shards(out / "shards", identity.rollouts(recipe))  # first: other settings leave the folder as it was
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # small batches: a second thread slows them down wherever anything else runs
-    try:
+    _warn_of_bias(recipe)
+    shards = Shards(out / "shards", identity.rollouts(recipe))  # first: other settings leave the folder unchanged
+    with _one_thread():
         world = worlds.open_world(recipe, out)
         results = _Results(recipe, world, shards, until_ci)
-        missing = [name for name in world.names if not shards.has(name)]
-        ready = results.ready()
-        if reuse and not ready:
-            raise RecastError(f"{out / 'shards'} has no rollouts to reuse: run without --reuse")
-        if missing and not reuse:
-            worker = _Worker(recipe, world, shards, lambda: None if watch is None else watch(results.status()))
-            in_order = until_ci is not None
-            scheduler = Scheduler(shards, missing, in_order=in_order, enough=results.enough, on_wait=worker.check)
-            worker.work(scheduler, progress(scheduler, "estimating gains", len(missing)))
+        if reuse:
+            count = results.ready()
+            if not count:
+                raise RecastError(f"{out / 'shards'} has no rollouts to reuse: run without --reuse")
+        else:
+            _measure(recipe, world, shards, results, progress, watch)
+            count = len(world.names)
         if processes.RANK > 0:
             processes.wait()
             return None
         shards.sweep(world.names)
-        names = world.names[: results.enough() or (ready if reuse else len(world.names))]
+        names = world.names[: results.enough() or count]
         made = results.curves(names)
         truth = _exact(recipe, world, names) if isinstance(world, worlds.MixtureWorld) else None
-    finally:
-        torch.set_num_threads(threads)
     recipe.save(out / "recipe.yaml")
     for name in ("weights.json", "gains.png", "gains.pdf"):
         (out / name).unlink(missing_ok=True)
@@ -98,7 +96,7 @@ def estimate(
 
 
 def up_to_date(recipe: Recipe, out: Path) -> GainCurves | None:
-    """The curves of RUN, if they are what `estimate` would make of these settings; nothing is loaded to know."""
+    """The curves in RUN if `estimate` would make the same from these settings, else None; no model is loaded."""
     path = out / "gains.json"
     if recipe.world.kind != "images" or not path.is_file():
         return None
@@ -108,48 +106,76 @@ def up_to_date(recipe: Recipe, out: Path) -> GainCurves | None:
     return made if artifact.plain(wanted) == made.provenance else None
 
 
+def _measure(
+    recipe: Recipe,
+    world: worlds.World,
+    shards: Shards,
+    results: _Results,
+    progress: Progress,
+    watch: Watch | None,
+) -> None:
+    """Make the missing shards, together with all other processes in the folder."""
+    missing = [name for name in world.names if not shards.has(name)]
+    if not missing:
+        return
+    worker = _Worker(recipe, world, shards, lambda: None if watch is None else watch(results.status()))
+    scheduler = Scheduler(shards, missing, in_order=results.may_stop_early, enough=results.enough, on_wait=worker.check)
+    worker.work(scheduler, progress(scheduler, "estimating gains", len(missing)))
+
+
 class _Results:
-    """What all processes have found so far, and whether it is enough."""
+    """The shards of all processes so far, and whether they are enough."""
 
     def __init__(self, recipe: Recipe, world: worlds.World, shards: Shards, until_ci: float | None) -> None:
         self._recipe, self._world, self._shards, self._until = recipe, world, shards, until_ci
         self._found: dict[str, Rollouts] = {}
         self._widths: dict[int, float] = {}
+        # `status` runs in the scoring thread, and filters of warnings are shared by all threads.
+        self._lock = threading.Lock()
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether the run ends once the interval of W is narrow enough."""
+        return self._until is not None
 
     def ready(self) -> int:
-        """The number of leading prompts that are done."""
+        """The number of leading prompts that have a shard."""
         done = [self._shards.has(name) for name in self._world.names]
         return done.index(False) if False in done else len(done)
 
     def enough(self) -> int | None:
-        """The number of leading prompts that make the interval of W narrow enough, once there is one."""
+        """The number of leading prompts that make the interval of W narrow enough, or None while there is none."""
         if self._until is None:
             return None
         for count in range(_FEWEST, self.ready() + 1):
             if count not in self._widths:
-                self._widths[count] = width(self._recipe, self.curves(self._world.names[:count]))
+                self._widths[count] = width(self._recipe, self._curves_so_far(self._world.names[:count]))
             if self._widths[count] <= self._until:
                 return count
         return None
 
     def rollouts(self, names: Sequence[str]) -> list[Rollouts]:
-        """The rollouts of some of the prompts, read once."""
+        """The rollouts of some prompts; each shard is read once."""
         for name in names:
             if name not in self._found:
                 self._found[name] = self._shards.read(name, self._world.inputs(name))
         return [self._found[name] for name in names]
 
     def curves(self, names: Sequence[str]) -> GainCurves:
-        """The curves of some of the prompts."""
+        """The curves of some prompts."""
         return curves.from_rollouts(self._recipe, self._world.sigmas, self.rollouts(names), self._world.models)
 
+    def _curves_so_far(self, names: Sequence[str]) -> GainCurves:
+        """Curves without warnings, which are given once, for the final curves."""
+        with self._lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FloorWarning)
+            warnings.simplefilter("ignore", ClampWarning)
+            return self.curves(names)
+
     def status(self) -> Status:
-        """Progress over all processes."""
+        """The status over all processes."""
         names = [name for name in self._world.names if self._shards.has(name)]
-        with warnings.catch_warnings():
-            for kind in (FloorWarning, ClampWarning):  # given once, for the final curves
-                warnings.simplefilter("ignore", kind)
-            made = self.curves(names)
+        made = self._curves_so_far(names)
         maps = curves.maps(self._recipe, self._world.models)
         tables = [curves.nonnegative(each, maps)[0] for each in self.rollouts(names)]
         return Status(
@@ -165,26 +191,26 @@ class _Results:
 class _Worker:
     """Samples, scores and stores prompt after prompt.
 
-    Where the policy has a device of its own, one prompt is scored while the next is sampled.
+    Where the world allows it, one prompt is scored in the background while the next one is sampled.
     """
 
-    def __init__(self, recipe: Recipe, world: worlds.World, shards: Shards, watch: Callable[[], None]) -> None:
-        self._recipe, self._world, self._shards, self._watch = recipe, world, shards, watch
+    def __init__(self, recipe: Recipe, world: worlds.World, shards: Shards, on_stored: Callable[[], None]) -> None:
+        self._recipe, self._world, self._shards, self._on_stored = recipe, world, shards, on_stored
         self._pending: Future[None] | None = None
 
     def check(self) -> None:
-        """Raise the error of the scoring in the background, if it has failed."""
+        """Raise the error of the background scoring, if it has failed."""
         if self._pending is not None and self._pending.done():
             self._pending.result()
 
     def work(self, scheduler: Scheduler, names: Iterable[str]) -> None:
-        """Process the prompts that the scheduler hands out."""
+        """Process the prompts `names` that the scheduler yields; no claim is left, even after an error."""
         try:
             with device.worker(self._world.device) as background:
                 for name in names:
                     sampled = sample_prompt(self._recipe, self._world, name)
                     self._wait()
-                    self._pending = background.submit(self._finish, name, sampled, scheduler)
+                    self._pending = background.submit(self._store, name, sampled, scheduler)
                     if not self._world.overlaps:
                         self._wait()
                 self._wait()
@@ -196,31 +222,35 @@ class _Worker:
             self._pending.result()
 
     @torch.no_grad()
-    def _finish(self, name: str, sampled: Sampled, scheduler: Scheduler) -> None:
+    def _store(self, name: str, sampled: Sampled, scheduler: Scheduler) -> None:
         self._shards.write(name, sampled.score(self._world.scorer(name)), self._world.inputs(name))
         scheduler.release(name)
-        self._watch()
+        self._on_stored()
 
 
 def width(recipe: Recipe, made: GainCurves) -> float:
-    """Half the 95 % interval of W, summed over its entries: of a weight of 1 in all, how much is open."""
-    budget = recipe.budget or dict.fromkeys(made.rewards, 1.0)
+    """Half the width of the 95 % interval of W, summed over its entries, which sum to 1."""
+    budget = recipe.budget
     shares = sinkhorn.simplex(list(budget.values()), len(budget), "budget")
     low, high = made.select(list(budget)).weight_intervals(shares, tau=recipe.weigh.tau)
     return float((high - low).sum() / 2)
 
 
 def evaluations_per_prompt(recipe: Recipe, sigmas: Sequence[float]) -> int:
-    """Velocity evaluations a prompt by this recipe."""
+    """Velocity evaluations per prompt that a recipe needs."""
     settings = recipe.estimate
-    levels = sampling.rollout_levels(sigmas, settings.spacing) if settings.estimator == "coupled" else None
     return planned_evaluations(
-        sigmas, settings.estimator, settings.samples, settings.noisings, settings.rollouts, levels
+        sigmas,
+        settings.estimator,
+        settings.samples,
+        settings.noisings,
+        settings.rollouts,
+        _rollout_levels(recipe, sigmas),
     )
 
 
 def sample_prompt(recipe: Recipe, world: worlds.World, name: str) -> Sampled:
-    """Rollouts of one prompt's proposals, not scored yet; the same whichever prompts come before it."""
+    """Rollouts of one prompt's proposals, not scored yet; they do not depend on other prompts."""
     settings = recipe.estimate
     return sample(
         world.velocity(name),
@@ -229,17 +259,23 @@ def sample_prompt(recipe: Recipe, world: worlds.World, name: str) -> Sampled:
         estimator=settings.estimator,
         noisings=settings.noisings,
         repeats=settings.rollouts,
-        levels=sampling.rollout_levels(world.sigmas, settings.spacing) if settings.estimator == "coupled" else None,
+        levels=_rollout_levels(recipe, world.sigmas),
         sampler=settings.sampler,
         seed=world.seed(name),
     )
 
 
+def _rollout_levels(recipe: Recipe, sigmas: Sequence[float]) -> list[float] | None:
+    coupled = recipe.estimate.estimator == "coupled"
+    return sampling.rollout_levels(sigmas, recipe.estimate.spacing) if coupled else None
+
+
 def _exact(recipe: Recipe, world: worlds.MixtureWorld, names: Sequence[str]) -> GainCurves:
+    """The exact curves at the proposals of the exact world."""
     tables = []
     for name in names:
         seed = world.seeds(name)[2]
-        tables.append(exact_mu(world.prompt(name), world.clean(name), world.sigmas, TRUTH_NOISINGS, seed))
+        tables.append(exact_mu(world.prompt(name), world.clean(name), world.sigmas, _TRUTH_NOISINGS, seed))
     setup = recipe.world.model_dump() | {"prompts": len(names)}
     provenance = {"recast": __version__, "world": setup, "estimate": "exact"}
     settings = recipe.estimate
@@ -248,7 +284,18 @@ def _exact(recipe: Recipe, world: worlds.MixtureWorld, names: Sequence[str]) -> 
     )
 
 
-def _warn(recipe: Recipe) -> None:
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread of torch for the block: batches are small, and a second thread slows down all that runs beside it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _warn_of_bias(recipe: Recipe) -> None:
     settings = recipe.estimate
     own = recipe.self_rollouts
     if (settings.alpha != 2 or own) and settings.rollouts < 4:

@@ -1,4 +1,7 @@
-"""What a run draws on, prompt by prompt: proposals, a velocity, a scorer. Mixtures, or images of a policy."""
+"""Worlds: what `recast estimate` draws prompts from, with proposals, a velocity and a scorer for each.
+
+A world is the images of a policy, or Gaussian mixtures, whose curves are known exactly.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -16,19 +19,24 @@ from recast import identity, images, processes, prompts
 from recast.config import Recipe
 from recast.core import schedule
 from recast.errors import RecastError
-from recast.estimate.rollout import Scorer
-from recast.flow import mixture, mixture_prompts, sd3
+from recast.estimate.curves import prompt_names
+from recast.estimate.estimators import Scorer
+from recast.flow import mixture, mixture_prompts
 from recast.flow.generate import TILE, batched
 from recast.flow.policy import Velocity, conditioned
 from recast.propose import Store
 from recast.rewards import base
 
-SCORED = 64
-"""Images that are decoded and scored at a time."""
+if TYPE_CHECKING:
+    from recast.flow.sd3 import SD3Policy
+
+__all__ = ["ImageWorld", "MixtureWorld", "World", "open_world", "rows_within"]
+
+_SCORED = 64  # images that are decoded and scored at a time
 
 
 class World(Protocol):
-    """The prompts of a run by name, and what the estimator needs of each."""
+    """The prompts of a run by name, and what the estimators need for each."""
 
     @property
     def rewards(self) -> tuple[str, ...]:
@@ -37,7 +45,7 @@ class World(Protocol):
 
     @property
     def models(self) -> Mapping[str, base.Reward]:
-        """The reward models by name, where there are any."""
+        """The loaded rewards by name; empty in the exact world."""
         ...
 
     @property
@@ -47,17 +55,27 @@ class World(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """One name a prompt."""
+        """One name per prompt."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one clean sample."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of clean samples."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where rollouts and scores are computed."""
+        """Device of rollouts and scores."""
         ...
 
     @property
     def overlaps(self) -> bool:
-        """Whether one prompt's scoring may run beside the next one's sampling."""
+        """Whether one prompt may be scored while the next one is sampled."""
         ...
 
     def inputs(self, name: str) -> str:
@@ -65,7 +83,7 @@ class World(Protocol):
         ...
 
     def seed(self, name: str) -> int:
-        """The seed of a prompt's noise, whatever other prompts there are."""
+        """The seed of a prompt's noise, independent of other prompts."""
         ...
 
     def clean(self, name: str) -> Tensor:
@@ -81,19 +99,23 @@ class World(Protocol):
         ...
 
 
-def open_world(recipe: Recipe, out: Path) -> World:
-    """The world that a recipe names; images need the proposals in OUT."""
-    return MixtureWorld(recipe) if recipe.world.kind == "mixture" else ImageWorld(recipe, out)
+def open_world(recipe: Recipe, out: Path, proposed: bool = True) -> World:
+    """The world of a recipe; a world of images reads its proposals from OUT, unless `proposed` is False."""
+    return MixtureWorld(recipe) if recipe.world.kind == "mixture" else ImageWorld(recipe, out, proposed)
 
 
 class MixtureWorld:
-    """Random Gaussian mixtures, one a prompt, with exact curves beside the estimated ones."""
+    """The exact world: one random Gaussian mixture per prompt, whose conditional rewards are known."""
+
+    dtype = torch.float64
+    device = torch.device("cpu")
+    overlaps = False
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self.rewards, self.models = mixture_prompts.REWARDS, dict[str, base.Reward]()
         self.sigmas = schedule.from_shift(recipe.estimate.steps, recipe.estimate.shift).tolist()
-        self.names = [str(k) for k in range(recipe.world.prompts)]
+        self.names = prompt_names(recipe)
 
     def prompt(self, name: str) -> mixture_prompts.MixturePrompt:
         """The mixture that stands for a prompt."""
@@ -102,24 +124,20 @@ class MixtureWorld:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Shape of one sample."""
         return (self._recipe.world.dimension,)
 
-    dtype = torch.float64
-    device = torch.device("cpu")
-    overlaps = False
-
     def inputs(self, name: str) -> str:
-        """The world's own: proposals are made from its seed."""
+        """The prompt's number: its proposals are made from the settings."""
         return name
 
     def seeds(self, name: str) -> list[int]:
-        """Of the proposals, of their noise, and of the exact curve's."""
+        """Seeds of the proposals, of their noise, and of the exact curve's noise."""
         entropy = [self._recipe.world.seed, self._recipe.estimate.seed, int(name)]
         return [int(word) for word in np.random.SeedSequence(entropy).generate_state(3)]
 
     def seed(self, name: str) -> int:
-        """Of the noise."""
+        """Seed of the noise."""
         return self.seeds(name)[1]
 
     def clean(self, name: str) -> Tensor:
@@ -128,7 +146,7 @@ class MixtureWorld:
         return self.prompt(name).proposal.sample(self._recipe.estimate.samples, generator)
 
     def velocity(self, name: str) -> Velocity:
-        """Exact."""
+        """The exact velocity."""
         return self.prompt(name).policy
 
     def scorer(self, name: str) -> Scorer:
@@ -137,7 +155,7 @@ class MixtureWorld:
 
 
 class ImageWorld:
-    """A text-to-image policy, reward models, and proposals from RUN/proposals."""
+    """A text-to-image policy, loaded rewards, and proposals from RUN/proposals."""
 
     dtype = torch.float32
 
@@ -146,7 +164,7 @@ class ImageWorld:
         recipe: Recipe,
         out: Path,
         proposed: bool = True,
-        policy: sd3.SD3Policy | None = None,
+        policy: SD3Policy | None = None,
         models: Mapping[str, base.Reward] | None = None,
     ) -> None:
         self._recipe = recipe
@@ -158,36 +176,40 @@ class ImageWorld:
             raise RecastError("the recipe names no reward: put at least one under rewards")
         if proposed:
             self._store = Store.open(out / "proposals", identity.proposals(recipe), recipe.propose.smallest)
-            for name in self.names:  # before any model is loaded: a missing proposal is known at once
+            for name in self.names:  # before any model is loaded, so that a missing proposal is reported at once
                 self._files(name)
-        self._policy = sd3.load(recipe.policy) if policy is None else policy
+        if policy is None:
+            from recast.flow import sd3  # diffusers, which the exact world does without
+
+            policy = sd3.load(recipe.policy)
+        self._policy = policy
         known = models or {}
         self.models = {
             name: known.get(name) or base.load(name, **(options or {})) for name, options in recipe.rewards.items()
         }
         self.sigmas = self._policy.sigmas(recipe.estimate.steps)
         self.device = self._policy.device
-        # Without a core to spare the two would only take each other's.
+        # On a CPU without a spare core, the two would compete for the same one.
         self.overlaps = self.device.type != "cpu" or processes.spare_core()
         self._batch = rows_within(recipe.estimate.memory, self._policy.row_bytes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image's latents."""
+        """Shape of the latents of one image."""
         return self._policy.latent_shape
 
     def _files(self, name: str) -> list[Path]:
         return [self._store.path(name, k) for k in range(self._recipe.estimate.samples)]
 
     def inputs(self, name: str) -> str:
-        """SHA-256 over the prompt's metadata, which rewards may read, and the proposals' files."""
+        """SHA-256 of the prompt's metadata, which rewards may read, and of the proposals' files."""
         found = hashlib.sha256(json.dumps(self._rows[name], sort_keys=True).encode())
         for path in self._files(name):
             found.update(hashlib.sha256(path.read_bytes()).digest())
         return found.hexdigest()
 
     def seed(self, name: str) -> int:
-        """From the prompt's words and the recipe's seed."""
+        """A seed derived from the prompt and the recipe's seed."""
         return identity.seed_of(self._recipe.estimate.seed, name, 0, "noise")
 
     def clean(self, name: str) -> Tensor:
@@ -197,16 +219,16 @@ class ImageWorld:
         return self._policy.encode(torch.from_numpy(pixels))
 
     def velocity(self, name: str) -> Velocity:
-        """The policy's, conditioned on the prompt, as many rows at a time as fit `estimate.memory`."""
+        """The policy's velocity for the prompt, with as many rows at a time as fit into `estimate.memory`."""
         return batched(conditioned(self._policy, self._policy.condition([name])), self._batch)
 
     def scorer(self, name: str) -> Scorer:
-        """Decode and score, a batch at a time."""
+        """All rewards on decoded latents, one batch at a time."""
         row = self._rows[name]
 
         def score(latents: Tensor) -> np.ndarray:
             tables = []
-            for part in latents.split(SCORED):
+            for part in latents.split(_SCORED):
                 images = self._policy.decode(part)
                 tables.append(base.score(self.models, images, [name] * len(images), [row] * len(images)))
             return np.concatenate(tables, axis=1)
@@ -215,5 +237,5 @@ class ImageWorld:
 
 
 def rows_within(memory: float, row_bytes: int) -> int:
-    """Rows of a velocity call that fit `memory` GiB, in whole tiles; one tile at least."""
+    """Rows of a velocity call that fit into `memory` GiB, in whole tiles, but at least one tile."""
     return max(1, int(memory * 2**30 / row_bytes) // TILE) * TILE

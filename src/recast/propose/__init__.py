@@ -1,4 +1,4 @@
-"""`recast propose`: the images of π⁺ for every prompt, and the folder that holds them."""
+"""`recast propose`: images of π⁺ for every prompt, and the folder that holds them."""
 
 from recast.propose.store import Store
 

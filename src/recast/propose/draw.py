@@ -1,4 +1,4 @@
-"""Proposals that are drawn here: by the renderer of the embedded world, or by the policy itself."""
+"""Proposals that are made locally, by the renderer of the shapes world or by the policy itself."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ __all__ = ["draw"]
 
 
 def draw(recipe: Recipe, rows: dict[str, Row], kept: Store, missing: list[tuple[str, int]], progress: Progress) -> None:
-    """Images of the renderer, or of the policy by the sampler that its own rollouts use."""
+    """Store images of the renderer, or of the policy by the sampler that its rollouts use."""
     policy = sd3.load(recipe.policy) if recipe.propose.source == "policy" else None
     for prompt, number in progress(missing, "making proposals", len(missing)):
         seed = identity.seed_of(recipe.propose.seed, prompt, number)
         if policy is None:
             if "include" not in rows[prompt]:
-                raise RecastError(f"the renderer knows prompts of the shapes world only, not {prompt!r}")
+                raise RecastError(
+                    f"the renderer draws prompts of the shapes world only, not {prompt!r}: set another propose.source"
+                )
             image = render.render([rows[prompt]], seed)[0]
         else:
             image = policy.decode(_posterior_sample(policy, recipe, prompt, seed))[0]
@@ -36,8 +38,8 @@ def draw(recipe: Recipe, rows: dict[str, Row], kept: Store, missing: list[tuple[
 def _posterior_sample(policy: Any, recipe: Recipe, prompt: str, seed: int) -> Any:
     """One sample of π_old, x_0 | x_1, by the chain that rollouts follow.
 
-    With the few deterministic steps of training, images would differ in law from the rollouts' and D would not be
-    monotone for that reason alone.
+    With the few deterministic steps of training, the images would follow another law than the rollouts, and D would
+    not be monotone for that reason alone.
     """
     random = torch.Generator().manual_seed(seed)
     condition = policy.condition([prompt])

@@ -1,4 +1,4 @@
-"""`recast propose`: N images of π⁺ for every prompt, checked, hashed and kept in RUN/proposals."""
+"""`recast propose`: N images of π⁺ for every prompt, checked, hashed and stored in RUN/proposals."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from recast.progress import Progress
 from recast.propose import api, store
 from recast.rewards import base
 
+__all__ = ["propose"]
+
 
 def propose(recipe: Recipe, out: Path, progress: Progress) -> Path:
-    """Make what is missing, then write the manifest; returns its path. What is there is not made again."""
+    """Make the proposals that are missing and write the manifest; returns its path."""
     if recipe.world.kind != "images":
-        raise RecastError(f"a world of the kind {recipe.world.kind} makes its own proposals: there are none to get")
+        raise RecastError(f"world.kind = {recipe.world.kind} makes its own proposals: run `recast estimate`")
     rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
     texts = [row["prompt"] for row in rows]
     settings, samples = recipe.propose, recipe.estimate.samples
-    for name in recipe.rewards:  # before images are paid for: a name that no later stage knows
+    for name in recipe.rewards:  # an unknown name is an error before any image is paid for
         base.find(name)
     client = api.Client(settings) if settings.endpoint is not None else None  # a missing key leaves no folder behind
     kept = store.Store(out / "proposals", identity.proposals(recipe), settings.smallest)
@@ -31,7 +33,7 @@ def propose(recipe: Recipe, out: Path, progress: Progress) -> Path:
             elif settings.source == "folder":
                 _copy(Path(settings.folder or ""), kept, missing, progress)
             else:
-                from recast.propose import draw  # torch, which images of an API or a folder do not need
+                from recast.propose import draw  # torch, which an API or a folder does not need
 
                 draw.draw(recipe, {row["prompt"]: row for row in rows}, kept, missing, progress)
         return kept.write_manifest(texts, samples, recipe.generator)
@@ -43,7 +45,7 @@ def _copy(folder: Path, kept: store.Store, missing: list[tuple[str, int]], progr
         files = found.get(prompt, [])
         if number >= len(files):
             raise RecastError(
-                f"{folder} has {len(files)} images for the prompt {prompt!r}, but {number + 1} are needed"
+                f"{folder} has {len(files)} images for the prompt {prompt!r}, but at least {number + 1} are needed"
             )
         try:
             content = files[number].read_bytes()

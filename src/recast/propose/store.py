@@ -1,8 +1,8 @@
-"""The folder of proposals: images by prompt, written one by one, and a manifest of them all.
+"""The folder of proposals: one image file per prompt and number, and a manifest of all images.
 
-An image's name is made of its prompt and number, so an image that is there is never made again, in whatever
-order prompts come. `manifest.jsonl` (prompt, file, generator, sha256, width, height) is also what the `folder`
-source reads, so one run's proposals can serve another.
+The file name of an image is derived from its prompt and number, so that no image is made twice, in whichever order
+prompts come. The source `folder` reads `manifest.jsonl` (prompt, file, generator, sha256, width, height), so the
+proposals of one run can serve another.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from recast.core import artifact
 from recast.errors import RecastError
 from recast.images import SUFFIXES, UndecodableError
 
-FORMAT = "recast.proposals"
+__all__ = ["Store", "key", "read_manifest"]
+
+_FORMAT = "recast.proposals"
 
 
 def key(prompt: str, number: int) -> str:
-    """File stem of a prompt's image `number`."""
+    """File stem of the image `number` of a prompt."""
     return f"{hashlib.sha256(prompt.encode()).hexdigest()[:16]}-{number:03d}"
 
 
 @dataclass
 class Store:
-    """Proposals in `folder`, made by `settings`; another source's images are never mixed in."""
+    """Proposals in `folder` that were made with `settings`; those of other settings are refused."""
 
     folder: Path
     settings: Mapping[str, Any]
     smallest: int = 64
 
     def __post_init__(self) -> None:
-        from PIL import Image  # noqa: F401  # now, and not when the first image has been paid for
+        from PIL import Image  # noqa: F401  # a missing Pillow is an error before an image is paid for
 
         path = self.folder / "settings.json"
         if path.exists():
-            known = artifact.mapping(artifact.read(path, FORMAT), "settings", path)
+            known = artifact.mapping(artifact.read(path, _FORMAT), "settings", path)
             identity.require_same(known, self.settings, f"{self.folder} holds proposals made")
         else:
-            artifact.write(path, FORMAT, {"settings": dict(self.settings)})
+            artifact.write(path, _FORMAT, {"settings": dict(self.settings)})
         (self.folder / "images").mkdir(exist_ok=True)
         self._files = {
             path.stem: path for path in (self.folder / "images").iterdir() if path.suffix in SUFFIXES.values()
@@ -52,14 +54,14 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path, settings: Mapping[str, Any], smallest: int) -> Store:
-        """A folder of proposals that is there already."""
+        """The store in a folder that has proposals already."""
         if not (folder / "settings.json").exists():
             raise RecastError(f"there are no proposals in {folder}: run `recast propose` with the same --out first")
         return cls(folder, settings, smallest)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Refuse a second process in this folder: the two would ask for the same images."""
+        """Lock the folder: two processes would request the same images."""
         try:
             import fcntl
         except ImportError:  # not on Windows
@@ -69,7 +71,9 @@ class Store:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise RecastError(f"another process is getting proposals in {self.folder}: let it finish") from error
+                raise RecastError(
+                    f"another process is making proposals in {self.folder}: wait for it to finish"
+                ) from error
             yield
 
     def missing(self, prompts: Sequence[str], samples: int) -> list[tuple[str, int]]:
@@ -77,13 +81,13 @@ class Store:
         return [(prompt, k) for prompt in prompts for k in range(samples) if key(prompt, k) not in self._files]
 
     def add(self, prompt: str, number: int, content: bytes) -> Path:
-        """Keep an image as it came, once it is checked; the file appears whole or not at all."""
+        """Check an image and store it unchanged and atomically; an image that is too small is kept in `rejected`."""
         what = f"the proposal {number} for the prompt {prompt!r}"
         try:
             suffix, _, _ = images.inspect(content, self.smallest, what)
         except UndecodableError:
             raise
-        except RecastError as error:  # an image, and perhaps paid for: whoever set the limit may want it back
+        except RecastError as error:  # it may have been paid for
             rejected = self.folder / "rejected" / key(prompt, number)
             rejected.parent.mkdir(exist_ok=True)
             rejected.write_bytes(content)
@@ -94,7 +98,7 @@ class Store:
         return path
 
     def path(self, prompt: str, number: int) -> Path:
-        """Where an image is."""
+        """The file of an image; an error if there is none."""
         try:
             return self._files[key(prompt, number)]
         except KeyError:
@@ -103,7 +107,7 @@ class Store:
             ) from None
 
     def write_manifest(self, prompts: Sequence[str], samples: int, generator: str) -> Path:
-        """`manifest.jsonl`, one line an image, with its hash and size."""
+        """Write `manifest.jsonl`, one line per image, with its hash and size; returns its path."""
         lines = []
         for prompt in prompts:
             for k in range(samples):
@@ -129,8 +133,8 @@ def read_manifest(folder: Path) -> dict[str, list[Path]]:
             row = json.loads(line)
             file, prompt = folder / row["file"], str(row["prompt"])
         except (ValueError, KeyError, TypeError) as error:
-            raise RecastError(f"{path}, line {number}: a line has prompt, file and generator ({error!r})") from error
+            raise RecastError(f"{path}, line {number}: a line must have prompt and file ({error!r})") from error
         if not file.is_file():
-            raise RecastError(f"{path}, line {number}: there is no image {file}")
+            raise RecastError(f"{path}, line {number}: the image {file} does not exist")
         found.setdefault(prompt, []).append(file)
     return found

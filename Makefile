@@ -25,6 +25,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/shapes_training.py
 	$(BIN)/python benchmarks/rewards.py
+	$(BIN)/python benchmarks/judge.py
+	$(BIN)/python benchmarks/startup.py
 
 # The stamp is written last and renamed into place, so an interrupted install leaves none.
 $(STAMP): pyproject.toml constraints.txt

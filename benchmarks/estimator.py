@@ -1,13 +1,14 @@
-"""Error of gain curves and of W against velocity evaluations: `coupled` beside the paper's Alg. 1.
+"""Error of gain curves and of W against the number of velocity evaluations, for `coupled` and the paper's Alg. 1.
 
     python benchmarks/estimator.py            # about seven minutes on two cores
-    python benchmarks/estimator.py --quick    # a rough look, a minute
+    python benchmarks/estimator.py --quick    # a rough version, about a minute
 
-Mixture worlds in 2, 32 and 256 dimensions, 20 prompts, N = 8 proposals each, T = 25 on SD3's grid, α = 2.
-Both estimators get the same proposals; the truth is the exact conditional reward at those proposals. Each
+Mixtures in 2, 32 and 256 dimensions, 20 prompts, N = 8 proposals per prompt, T = 25 on SD3's grid, α = 2.
+Both estimators use the same proposals, and errors are relative to the exact conditional rewards at them. Each
 setting is repeated with independent seeds, and the error is the root mean square over repeats and steps.
-The paper's error has two parts, the noise of rollouts and the bias of plain ancestral steps along the grid;
-`variance × evaluations` compares the noise alone. Writes results/estimator.json and .png beside this file.
+The paper's error has two parts, the noise of rollouts and the bias of plain ancestral steps on the grid;
+`variance × evaluations` compares the noise only. The results are written to results/estimator.json next to
+this file, and the figure to docs/images.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RESULTS = Path(__file__).parent / "results"
 DIMENSIONS = (2, 32, 256)
 PROMPTS, SAMPLES, STEPS = 20, 8, 25
 REFERENCE = "paper K=16"
-# Name, options of the estimator, proposals used. Fewer proposals than 8 are cheaper still than one noising.
+# Name, options of the estimator, number of proposals; fewer than 8 proposals cost less than one noising of each.
 SETTINGS: tuple[tuple[str, dict[str, Any], int], ...] = (
     ("paper K=1", {"estimator": "paper", "repeats": 1}, 8),
     ("paper K=4", {"estimator": "paper", "repeats": 4}, 8),
@@ -48,7 +49,7 @@ SETTINGS: tuple[tuple[str, dict[str, Any], int], ...] = (
 
 
 def curves(moments: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Normalised gains (m, T) and W (m, T) at a uniform budget, from each prompt's moments."""
+    """Normalized gains (m, T) and W (m, T) for a uniform budget, from the moments of each prompt."""
     D = np.log(np.maximum(np.stack(moments), renyi.FLOOR)).mean(0)
     gains = renyi.gains(D)
     return renyi.normalized(gains), sinkhorn.project(gains, np.ones(len(gains))).weights
@@ -56,37 +57,37 @@ def curves(moments: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Problem:
-    """One dimension's prompts: worlds, proposals, and the exact normalised gains and W."""
+    """Mixtures of one dimension, their proposals, and the exact normalized gains and W."""
 
-    worlds: list[MixturePrompt]
+    mixtures: list[MixturePrompt]
     proposals: list[Tensor]
     gains: np.ndarray
     weights: np.ndarray
 
 
 def problem(dimension: int) -> Problem:
-    """Seeded worlds of one dimension and their truth."""
-    worlds = [mixture_prompt(dimension, 6, seed=j) for j in range(PROMPTS)]
-    proposals = [w.proposal.sample(SAMPLES, torch.Generator().manual_seed(j)) for j, w in enumerate(worlds)]
+    """Seeded mixtures of one dimension, and their exact curves."""
+    mixtures = [mixture_prompt(dimension, 6, seed=j) for j in range(PROMPTS)]
+    proposals = [each.proposal.sample(SAMPLES, torch.Generator().manual_seed(j)) for j, each in enumerate(mixtures)]
     levels = schedule.from_shift(STEPS).tolist()
-    pairs = enumerate(zip(worlds, proposals, strict=True))
-    gains, weights = curves([exact_mu(w, x, levels, 2048, j).mean(-1) for j, (w, x) in pairs])
-    return Problem(worlds, proposals, gains, weights)
+    pairs = enumerate(zip(mixtures, proposals, strict=True))
+    gains, weights = curves([exact_mu(each, x, levels, 2048, j).mean(-1) for j, (each, x) in pairs])
+    return Problem(mixtures, proposals, gains, weights)
 
 
 def measure(given: Problem, options: dict[str, Any], samples: int, repeats: int, title: str) -> dict[str, Any]:
-    """RMSE of the normalised gains per reward and of W (times mT), the gains' noise, and the cost."""
+    """RMSE of the normalized gains per reward and of W (times mT), the noise of the gains, and the cost."""
     sigmas = schedule.from_shift(STEPS)
     gains, weights = [], []
     evaluations = 0
     for repeat in track(range(repeats), description=title):
         evaluations, moments = 0, []
-        for j, (world, clean) in enumerate(zip(given.worlds, given.proposals, strict=True)):
+        for j, (mixture, clean) in enumerate(zip(given.mixtures, given.proposals, strict=True)):
             found = estimate.rollouts(
-                world.policy,
+                mixture.policy,
                 clean[:samples],
                 sigmas,
-                score_all(list(world.rewards)),
+                score_all(list(mixture.rewards)),
                 seed=1_000_003 * repeat + j,
                 **options,
             )
@@ -105,10 +106,10 @@ def measure(given: Problem, options: dict[str, Any], samples: int, repeats: int,
 
 
 def saving(cells: dict[str, dict[str, Any]], errors: dict[str, float]) -> tuple[float, bool]:
-    """How many times fewer evaluations `coupled` needs for the reference's error, and whether that is a floor.
+    """Ratio of evaluations that `coupled` saves at the reference's error, and whether it is a lower bound.
 
-    Interpolated between settings in log-log; if even the cheapest setting is better than the reference,
-    its own saving is returned as a lower bound.
+    It is interpolated between settings in log-log; if the cheapest setting already has a smaller error than the
+    reference, its own saving is returned as a lower bound.
     """
     target, full = errors[REFERENCE], cells[REFERENCE]["evaluations"]
     points = [(cells[name]["evaluations"], errors[name]) for name, _, _ in SETTINGS if name.startswith("coupled")]
@@ -118,7 +119,7 @@ def saving(cells: dict[str, dict[str, Any]], errors: dict[str, float]) -> tuple[
         if error_b <= target < error_a:
             share = math.log(error_a / target) / math.log(error_a / error_b)
             return full / math.exp(math.log(cost_a) + share * math.log(cost_b / cost_a)), False
-    return math.nan, False  # not reached by any setting: let it show in every mean
+    return math.nan, False  # no setting reaches the error; NaN propagates to every mean
 
 
 def mean_ratio(ratios: list[float]) -> float:
@@ -127,7 +128,7 @@ def mean_ratio(ratios: list[float]) -> float:
 
 
 def draw(table: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
-    """Log-log figure: one panel per world, rewards by colour, estimators by line style."""
+    """Log-log figure: one panel per dimension, rewards by color, estimators by line style."""
     from matplotlib.figure import Figure
 
     from recast.report.figures import COLORS
@@ -145,13 +146,13 @@ def draw(table: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
         panel.set_title(f"{dimension} dimensions")
         panel.set_xlabel("velocity evaluations")
         panel.grid(alpha=0.3, which="both", linewidth=0.4)
-    axes[0].set_ylabel("RMSE of normalised gains, and of mT·W")
+    axes[0].set_ylabel("RMSE of normalized gains, and of mT·W")
     figure.legend(loc="outside right center", frameon=False, fontsize=8)
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
 
 def main() -> None:
-    """Measure, print, and write the results."""
+    """Measure the results, print them and write them to files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="2 repeats, 2 and 32 dimensions, no files")
     quick = parser.parse_args().quick
@@ -194,7 +195,7 @@ def main() -> None:
         "table": table,
     }
     artifact.write(RESULTS / "estimator.json", "recast.benchmark.estimator", summary)
-    draw(table, RESULTS / "estimator.png")
+    draw(table, Path(__file__).parents[1] / "docs/images/estimator.png")
 
 
 if __name__ == "__main__":

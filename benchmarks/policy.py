@@ -1,9 +1,9 @@
-"""What our sampling loop costs beside diffusers' own pipeline call, and what cached conditioning saves.
+"""Time of our sampling loop compared with diffusers' pipeline call, and the time that cached conditioning saves.
 
     python benchmarks/policy.py
 
-On the shipped base, one thread, 24 images of one prompt at T = 10 and 25, without and with guidance. Times alternate
-in one run, so that only their ratios matter. Writes results/policy.json beside this file.
+On the embedded model, with one thread: 24 images of one prompt at T = 10 and 25, without and with guidance. The calls
+alternate in one run, and only ratios are reported. The results are written to results/policy.json next to this file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROMPT = "two red circles and a blue square"
 
 
 def alternate(*calls: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
-    """Median seconds of each call, taken in turns after one of each to warm up."""
+    """Median time of each call in seconds; the calls alternate, after one warm-up call each."""
     times: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()
@@ -41,7 +41,7 @@ def alternate(*calls: Callable[[], object], rounds: int = ROUNDS) -> list[float]
 
 
 def sampling_ratio(steps: int, guidance: float) -> float:
-    """Our loop, conditioning and decoding included, over `pipe(...)` for the same images."""
+    """Time of our loop, including conditioning and decoding, over that of `pipe(...)` for the same images."""
     policy = sd3.load(config.policy(model="shapes", guidance=guidance))
 
     @torch.no_grad()
@@ -69,12 +69,12 @@ def sampling_ratio(steps: int, guidance: float) -> float:
 
 
 def conditioning() -> dict[str, float]:
-    """Conditioning a batch of known prompts over encoding them anew, and either beside sampling."""
+    """Time of conditioning on cached prompts over encoding them, and of encoding over sampling."""
     policy = sd3.load(config.policy(model="shapes"))
     texts = [row["prompt"] for row in prompts.load("test")[:IMAGES]]
     policy.condition(texts)
 
-    def anew() -> object:
+    def uncached() -> object:
         policy._cache.clear()
         return policy.condition(texts)
 
@@ -83,12 +83,12 @@ def conditioning() -> dict[str, float]:
         x = torch.randn(IMAGES, *policy.latent_shape)
         return sampling.sample(conditioned(policy, policy.condition(texts)), x, policy.sigmas(10), method="euler")
 
-    fresh, cached, sampled = alternate(anew, lambda: policy.condition(texts), sample)
+    fresh, cached, sampled = alternate(uncached, lambda: policy.condition(texts), sample)
     return {"cached_over_anew": cached / fresh, "anew_over_sampling": fresh / sampled}
 
 
 def scoring() -> dict[str, float]:
-    """Each reward on a batch over sampling that batch at T = 10."""
+    """Time of scoring a batch with each reward over that of sampling it at T = 10."""
     policy = sd3.load(config.policy(model="shapes"))
     texts = [row["prompt"] for row in prompts.load("test")[:IMAGES]]
     x = torch.randn(IMAGES, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
@@ -100,24 +100,24 @@ def scoring() -> dict[str, float]:
 
     images = sample()
     names = ("composition", "alignment", "detail", "background", "census")
-    judges = [base.load(name) for name in names]
-    calls = [lambda judge=judge: judge(images, texts) for judge in judges]
+    models = [base.load(name) for name in names]
+    calls = [lambda model=model: model(images, texts) for model in models]
     sampled, *scored = alternate(sample, *calls)
     return {name: seconds / sampled for name, seconds in zip(names, scored, strict=True)}
 
 
 def main() -> None:
-    """Measure, print, and write the ratios."""
+    """Measure the ratios, print them and write them to a file."""
     torch.set_num_threads(1)
     ratios = {f"T={steps} guidance={g:g}": sampling_ratio(steps, g) for steps in (10, 25) for g in (1.0, 4.0)}
     for name, ratio in ratios.items():
-        print(f"{name}: our loop takes {ratio:.3f} times diffusers' call")
+        print(f"{name}: our loop takes {ratio:.3f} times as long as diffusers' call")
     saved = conditioning()
-    print(f"conditioning on known prompts takes {saved['cached_over_anew']:.4f} of encoding them")
-    print(f"encoding {IMAGES} prompts takes {saved['anew_over_sampling']:.2f} of sampling their images at T = 10")
+    print(f"conditioning on cached prompts takes {saved['cached_over_anew']:.4f} of the time of encoding them")
+    print(f"encoding {IMAGES} prompts takes {saved['anew_over_sampling']:.2f} of the time of sampling images at T = 10")
     costs = scoring()
     for name, ratio in costs.items():
-        print(f"{name}: {ratio:.3f} of sampling")
+        print(f"{name}: {ratio:.3f} of the time of sampling")
     artifact.write(
         RESULTS / "policy.json",
         "recast.benchmark.policy",

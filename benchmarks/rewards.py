@@ -1,12 +1,12 @@
-"""Rewards at their published sizes with random weights: load times, images a second, and what sharing CLIP saves.
+"""Rewards at their published sizes with random parameters: load times, images per second, and the gain of sharing CLIP.
 
     python benchmarks/rewards.py [ROUNDS]
 
-No weights can be downloaded here, so checkpoints of the real sizes and layouts are made in a temporary folder (7 GB)
-and read back through the rewards' own code; the networks' work does not depend on the numbers in them. One thread on a
-CPU, 512-pixel images. `shared`: clipscore and aesthetic on the same batch, with one CLIP ViT-L/14 that embeds it once,
-and with one each; in turns, best of ROUNDS (3). OCR reads rendered text for real, at three sizes. Writes
-results/rewards.json beside this file; about ten minutes.
+Nothing is downloaded: checkpoints of the real sizes and layouts are written to a temporary folder (7 GB) and read back
+by the code of the rewards, since the cost of a network does not depend on the values of its parameters. One CPU
+thread, 512-pixel images. `shared`: clipscore and aesthetic on the same batch, with one CLIP ViT-L/14 that embeds it
+once, and with one model each; alternating, best of ROUNDS (3). OCR reads rendered text at three sizes. Writes
+results/rewards.json next to this file; about ten minutes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ H14: dict[str, Any] = {
     "projection_dim": 1024,
 }
 COUNT = 4
-"""Images of a batch: on one core a ViT-H/14 takes a second for each."""
+"""Images per batch: on one core, a ViT-H/14 takes a second per image."""
 
 
 def random_clip(sizes: dict[str, Any]) -> CLIPModel:
@@ -82,7 +82,7 @@ def save_words(folder: Path) -> None:
 
 
 def renamed(state: dict[str, Tensor], tables: list[dict[str, str]]) -> dict[str, Tensor]:
-    """Weights by the names that a reward's own mapping starts from."""
+    """Tensors under the published names, by the inverse of the tables of a reward."""
     made = {}
     for name, value in state.items():
         for old, new in ((old, new) for table in tables for old, new in table.items()):
@@ -141,7 +141,7 @@ def save_geneval(folder: Path) -> None:
 
 
 def save_all(folder: Path) -> dict[str, dict[str, Any]]:
-    """Checkpoints of the published sizes; the options that name them, by reward."""
+    """Write checkpoints of the published sizes; returns the options that name them, by reward."""
     torch.manual_seed(0)
     for name, sizes in (("l14", L14), ("h14", H14)):
         random_clip(sizes).save_pretrained(folder / name)
@@ -153,34 +153,34 @@ def save_all(folder: Path) -> dict[str, dict[str, Any]]:
     save_geneval(folder / "mask2former")
     return {
         "clipscore": {"model": folder / "l14"},
-        "aesthetic": {"model": folder / "l14", "weights": folder / catalog.AESTHETIC_FILE},
+        "aesthetic": {"model": folder / "l14", "checkpoint": folder / catalog.AESTHETIC_FILE},
         "pickscore": {"model": folder / "h14", "processor": folder / "h14"},
-        "hpsv2": {"weights": folder / "hpsv2", "tokenizer": folder / "hpsv2"},
-        "imagereward": {"weights": folder / "imagereward", "tokenizer": folder / "imagereward"},
+        "hpsv2": {"checkpoint": folder / "hpsv2", "tokenizer": folder / "hpsv2"},
+        "imagereward": {"checkpoint": folder / "imagereward", "tokenizer": folder / "imagereward"},
         "geneval": {"model": folder / "mask2former", "clip": folder / "l14"},
     }
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of a call, and what it returned."""
+    """Duration of a call in seconds, and its result."""
     begun = time.perf_counter()
     made = call()
     return time.perf_counter() - begun, made
 
 
 def best(call: Callable[[], Any], rounds: int) -> float:
-    """The shortest of several turns, in seconds."""
+    """The shortest duration of several calls, in seconds."""
     return min(timed(call)[0] for _ in range(rounds))
 
 
 def scored(reward: base.Reward, images: Tensor, prompts: list[str]) -> Any:
-    """Scores of images that no model has seen before."""
+    """Scores of a copy of the images, for which no model has cached embeddings."""
     rows = [{"include": [{"class": "cat", "count": 1, "color": "red"}]}] * len(prompts)
     return reward(images.clone(), prompts, rows)
 
 
 def models_alone(options: dict[str, dict[str, Any]], rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds to load each model, and images a second."""
+    """Load time in seconds and images per second of each model."""
     images, prompts = torch.rand(COUNT, 3, 512, 512), [f"prompt {k}" for k in range(COUNT)]
     rows: dict[str, dict[str, float]] = {}
     for name, given in options.items():
@@ -194,7 +194,7 @@ def models_alone(options: dict[str, dict[str, Any]], rounds: int) -> dict[str, d
 
 
 def sharing(options: dict[str, dict[str, Any]], rounds: int) -> float:
-    """Time of two rewards with a CLIP each over that with one between them, on the same batches, in turns."""
+    """Time of two rewards with one CLIP each relative to that with a shared one, alternating."""
     pair = ("clipscore", "aesthetic")
     prompts = [f"prompt {k}" for k in range(COUNT)]
     together = {name: base.load(name, **options[name]) for name in pair}
@@ -210,7 +210,7 @@ def sharing(options: dict[str, dict[str, Any]], rounds: int) -> float:
 
 
 def reading(rounds: int) -> dict[str, float]:
-    """Images a second that OCR reads with one thread, by their size."""
+    """Images per second that OCR reads on one thread, by their size."""
     reward = base.load("ocr", threads=1)
     found = {}
     for side in (512, 128, 64):
@@ -230,7 +230,7 @@ def main() -> None:
         options = save_all(Path(name))
         rows = models_alone(options, rounds)
         ratio = sharing(options, rounds)
-    print(f"clipscore and aesthetic with a CLIP each take {ratio:.2f} of the time with one between them")
+    print(f"clipscore and aesthetic with one CLIP each take {ratio:.2f} times as long as with a shared one")
     content = {"models": rows, "apart_over_shared": ratio, "ocr": reading(rounds)}
     artifact.write(RESULTS / "rewards.json", "recast.benchmark.rewards", content)
 

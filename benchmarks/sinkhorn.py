@@ -1,9 +1,9 @@
-"""Time of one Sinkhorn solve beside POT's `sinkhorn_log`, and of 1,000 budgets solved together.
+"""Time of one Sinkhorn solve compared with POT's `sinkhorn_log`, and of 1,000 budgets solved together.
 
     python benchmarks/sinkhorn.py
 
-m = 4 rewards, T = 25 steps, tolerance 1e-9, medians over many solves of the same problems in one run, so that
-only the ratios matter. Writes results/sinkhorn.json beside this file.
+m = 4 rewards, T = 25 steps, tolerance 1e-9, medians over many solves of the same problems in one run; only the ratios
+are reported. The results are written to results/sinkhorn.json next to this file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REWARDS, STEPS, TOLERANCE, BUDGETS = 4, 25, 1e-9, 1000
 
 
 def median(call: Callable[[], object], repeats: int) -> float:
-    """Median seconds of one call, after one to warm up."""
+    """Median time of a call in seconds, after one warm-up call."""
     call()
     times = []
     for _ in range(repeats):
@@ -34,7 +34,7 @@ def median(call: Callable[[], object], repeats: int) -> float:
 
 
 def main() -> None:
-    """Measure, print, and write the ratios."""
+    """Measure the ratios, print them and write them to a file."""
     rng = np.random.default_rng(0)
     ours, theirs, batched, gaps = [], [], [], []
     for _ in range(10):

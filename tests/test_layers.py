@@ -33,6 +33,7 @@ HEAVY = [
     "rich.progress",
     "trackio",
     "fcntl",
+    "urllib.request",
 ]
 """What a light command does without: slow to import, optional, or not on every platform."""
 

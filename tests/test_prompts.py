@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recast import prompts
+from recast import identity, prompts
 from recast.errors import RecastError
 
 
@@ -39,21 +39,21 @@ def test_the_embedded_splits_by_name() -> None:
     assert prompts.load("shapes:test", 1)[0]["include"]
 
 
-def test_the_digest_tells_prompts_and_their_order_apart() -> None:
+def test_the_hash_tells_prompts_and_their_order_apart() -> None:
     a, b = {"prompt": "a"}, {"prompt": "b"}
-    assert prompts.digest([a, b]) == prompts.digest([dict(a), dict(b)])
-    assert len({prompts.digest(rows) for rows in ([a, b], [b, a], [a], [{"prompt": "a", "tag": 1}])}) == 4
+    assert identity.prompts_hash([a, b]) == identity.prompts_hash([dict(a), dict(b)])
+    assert len({identity.prompts_hash(rows) for rows in ([a, b], [b, a], [a], [{"prompt": "a", "tag": 1}])}) == 4
 
 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("p.txt", "", "there are no prompts in it"),
-        ("p.csv", "a", "not as '.csv'"),
+        ("p.txt", "", "p.txt contains no prompts"),
+        ("p.csv", "a", "not '.csv'"),
         ("p.jsonl", '{"prompt": "a"}\n{oops', "line 2: not valid JSON"),
-        ("p.jsonl", '{"text": "a"}', "line 1: a line is an object with a 'prompt'"),
-        ("p.jsonl", '{"prompt": " "}', "line 1: a line is an object with a 'prompt'"),
-        ("p.txt", "a\nb", "3 prompts were asked for, but it has 2"),
+        ("p.jsonl", '{"text": "a"}', "line 1: a line must be an object with a non-empty 'prompt'"),
+        ("p.jsonl", '{"prompt": " "}', "line 1: a line must be an object with a non-empty 'prompt'"),
+        ("p.txt", "a\nb", "has 2 distinct prompts, fewer than the 3 requested"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -75,7 +75,7 @@ def test_a_missing_file_or_split_is_named(tmp_path: Path) -> None:
         ({"include": {"class": "cat"}}, "'include' must be a list of objects with a class and a count"),
         ({"include": [{"count": 1}]}, "unknown class None"),
         ({"include": [{"class": "benchh", "count": 1}]}, "unknown class 'benchh'"),
-        ({"include": [{"class": "cat", "count": 0}]}, "a count is a whole number from 1 to 16"),
+        ({"include": [{"class": "cat", "count": 0}]}, "a count is an integer from 1 to 16"),
         ({"include": [{"class": "cat", "count": 1, "color": "redd"}]}, "unknown color 'redd': choose one of red"),
         (
             {"include": [{"class": "cat", "count": 1, "position": ["above", 0]}]},
@@ -116,5 +116,5 @@ def test_bytes_that_are_no_text_and_contradictions_are_named(tmp_path: Path) -> 
     path.write_text('{"prompt": "a", "k": 1}\n{"prompt": "a", "k": 1}\n')
     assert len(prompts.load(str(path))) == 1
     path.write_text('{"prompt": "a", "k": 1}\n{"prompt": "a", "k": 2}\n')
-    with pytest.raises(RecastError, match="the prompt 'a' stands there twice, with other metadata"):
+    with pytest.raises(RecastError, match="the prompt 'a' occurs twice with different metadata"):
         prompts.load(str(path))

@@ -5,9 +5,12 @@ import pytest
 import torch
 
 from recast.errors import RecastError
-from recast.rewards import NAMES, load, score
+from recast.rewards import NAMES, base, load, positive, score
+from recast.rewards.imagereward import ImageReward
+from tolerance import tolerance
 
 IMAGES = torch.stack([torch.full((3, 4, 4), value) for value in (0.1, 0.5)])
+CLOSE = tolerance(IMAGES[0].numel())
 
 
 def brightness(images: torch.Tensor, prompts: list[str], metadata: object = None, scale: float = 1.0) -> np.ndarray:
@@ -32,6 +35,18 @@ class Needy:
         self.value = value
 
 
+class Shifted(Constant):
+    """Its map to non-negative scores depends on an option; another is called as a package reward's once was."""
+
+    def __init__(self, shift: float, weights: str = "") -> None:
+        super().__init__(-shift)
+        self.shift = shift
+
+    def positive(self, scores: np.ndarray) -> np.ndarray:
+        """Scores from the lowest up."""
+        return scores + self.shift
+
+
 def picky(images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
     raise RecastError("not this one")
 
@@ -42,8 +57,8 @@ def failing(images: torch.Tensor, prompts: list[str], metadata: object = None) -
 
 def test_ones_own_function_and_class_by_dotted_path() -> None:
     plain, scaled = load("test_base:brightness"), load("test_base:brightness", scale=2.0)
-    np.testing.assert_allclose(plain(IMAGES, ["", ""]), [0.1, 0.5], atol=1e-6)
-    np.testing.assert_allclose(scaled(IMAGES, ["", ""]), [0.2, 1.0], atol=1e-6)
+    np.testing.assert_allclose(plain(IMAGES, ["", ""]), [0.1, 0.5], atol=CLOSE)
+    np.testing.assert_allclose(scaled(IMAGES, ["", ""]), [0.2, 1.0], atol=CLOSE)
     assert load("test_base:Constant", value=0.25)(IMAGES, ["", ""]).tolist() == [0.25, 0.25]
 
 
@@ -60,7 +75,7 @@ def test_every_short_name_that_needs_no_hub_loads(name: str) -> None:
         (":Y", {}, "unknown reward ':Y'"),
         (".x:Y", {}, "unknown reward '.x:Y'"),
         ("test_base:Needy", {}, "does not take these options: missing a required argument: 'value'"),
-        ("recast.rewards.base:Nothing", {}, "there is no 'Nothing' in recast.rewards.base"),
+        ("recast.rewards.base:Nothing", {}, "the module recast.rewards.base has no 'Nothing'"),
         ("recast.rewards.base:NAMES", {}, "is a dict, which cannot be called"),
         ("test_base:brightness", {"speed": 1}, "does not take these options: .*'speed'"),
         ("test_base:Constant", {"speed": 1}, "does not take these options: .*'speed'"),
@@ -75,7 +90,7 @@ def test_scores_are_one_row_a_reward_and_keep_nan() -> None:
     rewards = {"a": load("test_base:brightness"), "b": load("test_base:Constant", value=float("nan"))}
     table = score(rewards, IMAGES, ["x", "y"])
     assert table.dtype == np.float64
-    np.testing.assert_allclose(table[0], [0.1, 0.5], atol=1e-6)
+    np.testing.assert_allclose(table[0], [0.1, 0.5], atol=CLOSE)
     assert np.isnan(table[1]).all()
     assert score({}, IMAGES, ["x", "y"]).shape == (0, 2)
 
@@ -114,3 +129,33 @@ def test_images_and_prompts_are_checked_before_any_reward() -> None:
         score({"bad": failing}, IMAGES, ["x"])
     with pytest.raises(RecastError, match="2 prompts need as many rows of metadata, not 1"):
         score({"bad": failing}, IMAGES, ["x", "y"], [{}])
+
+
+@pytest.mark.parametrize("name", ["aesthetic", "hpsv2", "hpsv3", "imagereward"])
+def test_the_former_name_of_an_option_is_answered_with_its_present_one(name: str) -> None:
+    with pytest.raises(RecastError, match=f"^the reward '{name}': the option weights is called checkpoint now$"):
+        load(name, weights="model.pt")
+    assert load("test_base:Shifted", shift=1.0, weights="model.pt")(IMAGES, ["", ""]).tolist() == [-1, -1]
+
+
+def test_a_package_rewards_map_needs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageReward, "__init__", failing)
+    found = base.mapper("imagereward", {"checkpoint": "nowhere"})
+    values, counts = positive("imagereward", found, np.array([-1.0, 0.0]))
+    np.testing.assert_allclose(values, [1 / (1 + np.e), 0.5])
+    assert counts.tolist() == [0, 2]
+    assert not hasattr(base.mapper("composition", {}), "positive")
+
+
+def test_a_custom_rewards_map_may_depend_on_its_options() -> None:
+    for shift, clamped in ((2.0, 0), (0.5, 1)):
+        found = base.mapper("test_base:Shifted", {"shift": shift})
+        values, counts = positive("x", found, np.array([-1.0, 1.0]))
+        assert values.tolist() == [max(0, shift - 1), shift + 1]
+        assert counts.tolist() == [clamped, 2]
+
+
+def test_a_function_has_no_map() -> None:
+    found = base.mapper("test_base:brightness", {"scale": 2.0})
+    assert not hasattr(found, "positive")
+    assert positive("x", found, np.array([-1.0, 1.0]))[0].tolist() == [0, 1]

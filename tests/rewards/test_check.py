@@ -18,7 +18,7 @@ def call(*words: object) -> Any:
     return CliRunner().invoke(app, ["rewards", *map(str, words)], env={"COLUMNS": "200", "HF_HUB_OFFLINE": "1"})
 
 
-class Judge:
+class Matcher:
     """Knows the pictures' captions; `sign` turns its order around, `spread` flattens it."""
 
     def __init__(self, sign: float = 1.0, spread: float = 1.0) -> None:
@@ -134,14 +134,14 @@ def test_the_rest_of_the_shapes_world_passes(name: str) -> None:
 
 def test_a_matched_caption_must_win(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(**options: float) -> Any:
-        monkeypatch.setitem(NAMES, "clipscore", "test_check:Judge")
+        monkeypatch.setitem(NAMES, "clipscore", "test_check:Matcher")
         return call("check", "clipscore", *(f"{key}={value}" for key, value in options.items()))
 
     assert answer().exit_code == 0
     assert "passed 6 of 6" in answer().output
-    assert "failed 6 of 6 trials: wrong weights, or a broken installation" in answer(sign=-1).output
+    assert "failed 6 of 6 trials: wrong checkpoint, or a broken installation" in answer(sign=-1).output
     assert answer(sign=-1).exit_code == 2
-    assert "it gives the same score whatever it sees" in answer(spread=0).output
+    assert "it gives every image the same score" in answer(spread=0).output
     assert answer(spread=0).exit_code == 2
 
 
@@ -155,15 +155,16 @@ def test_a_misreading_ocr_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["test_check:constant"], "failed 1 of 1 trials: it gives the same score whatever it sees"),
-        (["test_check:nowhere"], "applies to none of the pictures tried"),
+        (["test_check:constant"], "failed 1 of 1 trials: it gives every image the same score"),
+        (["test_check:nowhere"], "applies to none of the test pictures"),
         (["clipscor"], "unknown reward 'clipscor'"),
         (["jpeg", "quality"], "key=value"),
         (["jpeg", "quality=abc"], "the reward 'jpeg' has quality = 'abc': input should be a valid integer"),
         (["test_check_broken:f"], "the reward 'test_check_broken:f' cannot be imported (SyntaxError"),
         (["test_check_nowhere:f"], "is its folder in PYTHONPATH?"),
-        (["jpeg", "quality=400"], "jpeg's quality lies between 1 and 95, not 400"),
+        (["jpeg", "quality=400"], "jpeg's quality must lie between 1 and 95, not 400"),
         (["aesthetic", "model=/nowhere"], "no CLIP model in '/nowhere'"),
+        (["hpsv2", "weights=model.pt"], "the reward 'hpsv2': the option weights is called checkpoint now"),
     ],
 )
 def test_what_fails_says_so_in_a_sentence(
@@ -177,7 +178,7 @@ def test_what_fails_says_so_in_a_sentence(
     assert "Traceback" not in result.output
 
 
-def test_missing_weights_come_with_their_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_checkpoint_comes_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: object) -> str:
         raise OSError("not in the cache")
 
@@ -186,7 +187,7 @@ def test_missing_weights_come_with_their_command(tmp_path: Path, monkeypatch: py
     result = call("check", "hpsv2")
     assert result.exit_code == 2
     assert "no HPS v2.1 checkpoint in 'xswu/HPSv2'" in result.output
-    assert "get what is missing with: hf download xswu/HPSv2" in result.output
+    assert "get the missing parts with: hf download xswu/HPSv2" in result.output
 
 
 def test_pictures_are_what_their_captions_say() -> None:
@@ -235,5 +236,5 @@ def test_a_map_to_positive_scores_that_fails_is_named() -> None:
         base.positive("x", Broken(True), np.zeros(3))
     shorter = Broken(False)
     shorter.positive = lambda scores: scores[1:]  # type: ignore[method-assign]
-    with pytest.raises(RecastError, match=r"'x' made the shape \(2,\) of scores \(3,\)"):
+    with pytest.raises(RecastError, match=r"'x' mapped scores of the shape \(3,\) to the shape \(2,\)"):
         base.positive("x", shorter, np.zeros(3))

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,12 @@ from recast.rewards import clip, load
 from recast.rewards.clipscore import ClipScore
 from recast.rewards.geneval import GenEval, Instances, instances
 from recast.rewards.geneval_clauses import CLASSES, COLORS, parse
+from tolerance import tolerance
 
 LOW = 0.02
+SMALL = {"shortest_edge": 96, "longest_edge": 192}
+SCORE = tolerance(384 * 384, scale=0.05)
+"""Of a detection: the mean over up to 384 · 384 pixels, times a chance of about 0.05."""
 Row = dict[str, Any]
 Quick = Callable[[GenEval], GenEval]
 
@@ -93,7 +98,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Quick:
     """The same with smaller inputs to the detector, for one test: it is shared."""
 
     def smaller(reward: GenEval) -> GenEval:
-        monkeypatch.setattr(reward.detector.processor, "size", {"shortest_edge": 96, "longest_edge": 192})
+        monkeypatch.setattr(reward.detector.processor, "size", SMALL)
         return reward
 
     return smaller
@@ -106,7 +111,7 @@ def pictures(count: int) -> torch.Tensor:
 def reference(reward: GenEval, image: torch.Tensor) -> list[dict[str, Any]]:
     """Score, class, box and color of each object, from the raw outputs by transformers and PIL, one by one."""
     model, pil = reward.detector.model, Image.fromarray((image * 255).byte().permute(1, 2, 0).numpy())
-    processor = Mask2FormerImageProcessorPil(size={"shortest_edge": 800, "longest_edge": 1333})
+    processor = Mask2FormerImageProcessorPil(size=SMALL)
     with torch.no_grad():
         output = model(**processor(pil, return_tensors="pt"))
     found = processor.post_process_instance_segmentation(
@@ -124,23 +129,34 @@ def reference(reward: GenEval, image: torch.Tensor) -> list[dict[str, Any]]:
 
 
 def closest(reward: GenEval, crop: Image.Image, name: str) -> str:
-    model, tokenizer = reward.clip.model, reward.clip.tokenizer
-    side = {"shortest_edge": 32}
-    processor = CLIPImageProcessorPil(size=side, crop_size={"height": 32, "width": 32})
-    logits = []
+    model, side = reward.clip.model, {"height": 32, "width": 32}
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=side)
+    with torch.no_grad():
+        seen = model.get_image_features(**processor(crop, return_tensors="pt")).pooler_output[0]
+        logits = functional.cosine_similarity(words(model, reward.clip.tokenizer, name), seen, dim=1)
+    return COLORS[int(logits.argmax())]
+
+
+@cache
+def words(model: Any, tokenizer: Any, name: str) -> torch.Tensor:
+    """What each color of a class reads like (10, d): the mean of three sentences' directions."""
+    means = []
     for color in COLORS:
         texts = [f"a photo of a {color} {name}", f"a photo of a {color}-colored {name}", f"a photo of a {color} object"]
         tokens = tokenizer(texts, padding="max_length", max_length=77, return_tensors="pt")
-        with torch.no_grad():
-            words = functional.normalize(model.get_text_features(**tokens).pooler_output, dim=-1)
-            seen = model.get_image_features(**processor(crop, return_tensors="pt")).pooler_output[0]
-        logits.append(float(functional.cosine_similarity(words.mean(0), seen, dim=0)))
-    return COLORS[int(np.argmax(logits))]
+        means.append(functional.normalize(model.get_text_features(**tokens).pooler_output, dim=-1).mean(0))
+    return torch.stack(means)
 
 
-def test_detections_and_colors_are_those_of_the_raw_outputs(folder: Path, clip_folder: Path) -> None:
+def test_the_detector_sees_what_the_originals_saw(folder: Path, clip_folder: Path) -> None:
+    size = GenEval(folder, clip_folder).detector.processor.size
+    assert (size["shortest_edge"], size["longest_edge"]) == (800, 1333)
+
+
+def test_detections_and_colors_are_those_of_the_raw_outputs(folder: Path, clip_folder: Path, quick: Quick) -> None:
     images = pictures(3)
-    reward = GenEval(folder, clip_folder, threshold=LOW)
+    # One by one, as the reference has them: in a batch, a pixel at the edge of a mask may round to its other side.
+    reward = quick(GenEval(folder, clip_folder, threshold=LOW, batch_size=1))
     expected = [reference(reward, image) for image in images]
     assert min(map(len, expected)) > 4
     assert len({each["name"] for objects in expected for each in objects}) > 2
@@ -156,12 +172,13 @@ def test_detections_and_colors_are_those_of_the_raw_outputs(folder: Path, clip_f
     for k, objects in enumerate(expected):
         for name in {each["name"] for each in objects}:
             theirs = [each for each in objects if each["name"] == name]
-            np.testing.assert_allclose([score for score, _ in found[k][name]], [e["score"] for e in theirs], atol=1e-5)
+            scores = [score for score, _ in found[k][name]]
+            np.testing.assert_allclose(scores, [each["score"] for each in theirs], atol=SCORE, rtol=0)
             assert [box for _, box in found[k][name]] == [each["box"] for each in theirs]
             assert colors[k][name] == [each["color"] for each in theirs]
     first = [objects[0] for objects in expected]
     rows = [{"include": [entry(each["name"], color=each["color"]), entry("cat", 3)]} for each in first]
-    np.testing.assert_allclose(reward(images, ["x"] * 3, rows), 1 / 2, atol=1e-5)
+    np.testing.assert_array_equal(reward(images, ["x"] * 3, rows), 1 / 2)
 
 
 def test_batches_and_order_change_nothing(folder: Path, clip_folder: Path, quick: Quick) -> None:
@@ -194,7 +211,7 @@ def test_crops_leave_the_embeddings_of_images_that_others_share(clip_folder: Pat
     features = score.clip.images(images, score.pixels, 8)
     crops = score.clip.seen(score.pixels(images.flip(0)), 2)
     assert score.clip.images(images, score.pixels, 8) is features
-    torch.testing.assert_close(crops, features.flip(0))
+    torch.testing.assert_close(crops, features.flip(0), atol=tolerance(tiny_clip.TERMS), rtol=0)
 
 
 def test_half_precision_is_clips_and_offload_is_both_models(
@@ -218,7 +235,7 @@ def test_a_detector_that_gives_nan_is_an_error(
     reward = quick(GenEval(folder, clip_folder))
     predictor = reward.detector.model.class_predictor
     monkeypatch.setattr(predictor, "bias", torch.nn.Parameter(predictor.bias.clone().fill_(torch.nan)))
-    with pytest.raises(RecastError, match="the detector's output is not finite"):
+    with pytest.raises(RecastError, match="the output of geneval's detector is not finite"):
         reward(pictures(1), ["x"], [{"include": [entry("cat")]}])
 
 
@@ -234,7 +251,7 @@ def test_an_older_file_loads_and_a_wrong_one_is_refused(folder: Path, clip_folde
         assert torch.equal(old.state_dict()[name], value), name
     del tensors["class_predictor.weight"]
     save_file(tensors, tmp_path / "old/model.safetensors")
-    with pytest.raises(RecastError, match="no Mask2Former model in .* no weights for class_predictor.weight"):
+    with pytest.raises(RecastError, match="no Mask2Former model in .* no tensor class_predictor.weight"):
         GenEval(tmp_path / "old", clip_folder, batch_size=2, device="cpu", offload=True)
     with pytest.raises(RecastError, match="no Mask2Former model in"):
         GenEval(tmp_path, clip_folder)
@@ -248,7 +265,7 @@ def test_an_older_file_loads_and_a_wrong_one_is_refused(folder: Path, clip_folde
 
 
 def test_options_that_cannot_be_are_refused(folder: Path, clip_folder: Path) -> None:
-    with pytest.raises(RecastError, match="geneval knows the modes clauses, strict, partial, not 'loose'"):
+    with pytest.raises(RecastError, match="geneval has the modes clauses, strict, partial, not 'loose'"):
         GenEval(folder, clip_folder, mode="loose")  # type: ignore[arg-type]
     with pytest.raises(RecastError, match="geneval's counting_threshold must be at least 0 and below 1, not 90"):
         GenEval(folder, clip_folder, counting_threshold=90)
@@ -272,7 +289,7 @@ def test_instances_by_hand() -> None:
     masks[1] = torch.tensor(0.7).logit()
     found = instances(classes, masks, (8, 8), 0.2)
     assert found.labels.tolist() == [2, 0]  # the third query has the largest chance, but nothing in its mask
-    assert float(found.scores[0]) == pytest.approx(0.8 * 0.7, abs=1e-5)
+    assert float(found.scores[0]) == pytest.approx(0.8 * 0.7, abs=tolerance(384 * 384, 0.56))
     assert 0.6 * 0.5 < float(found.scores[1]) < 0.6 * 0.9  # less than 0.9: the border is interpolated
     assert found.boxes()[0].tolist() == [0, 0, 8, 8]
     left, top, right, bottom = found.boxes()[1].tolist()

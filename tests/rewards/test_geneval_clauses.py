@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recast.errors import RecastError
-from recast.rewards.geneval_clauses import CLASSES, COLORS, RELATIONS, Objects, colored, judge, parse, relations
+from recast.rewards.geneval_clauses import CLASSES, COLORS, RELATIONS, Objects, assess, colored, parse, relations
 
 Row = dict[str, Any]
 
@@ -124,11 +124,11 @@ def test_detections_and_what_they_confirm(
 ) -> None:
     request = parse(metadata, "a prompt")
     assert request is not None
-    verdict = judge(request, objects, colors)
+    assessment = assess(request, objects, colors)
     short = {"object": "o", "count": "n", "color": "c", "position": "p"}
-    found = [short[clause.kind].upper() if clause.confirmed else short[clause.kind] for clause in verdict.clauses]
+    found = [short[clause.kind].upper() if clause.confirmed else short[clause.kind] for clause in assessment.clauses]
     assert "".join(found) == letters
-    scores = [verdict.score("clauses"), verdict.score("strict"), verdict.score("partial")]
+    scores = [assessment.score("clauses"), assessment.score("strict"), assessment.score("partial")]
     np.testing.assert_allclose(scores, [clauses, strict, partial], atol=1e-12)
 
 
@@ -222,15 +222,15 @@ def test_all_clauses_together_are_the_original_rule(scene: tuple[Row, Objects, d
     metadata, objects, colors = scene
     request = parse(metadata, "")
     assert request is not None
-    verdict = judge(request, objects, colors)
-    clauses, strict, partial = (verdict.score(mode) for mode in ("clauses", "strict", "partial"))
+    assessment = assess(request, objects, colors)
+    clauses, strict, partial = (assessment.score(mode) for mode in ("clauses", "strict", "partial"))
     assert (clauses == 1) == original(metadata, objects, colors, exactly=False)
     assert (strict == 1) == original(metadata, objects, colors, exactly=True)
     assert min(clauses, strict, partial) >= 0
     assert max(clauses, strict, partial) <= 1
     assert (partial == 1) == original({**metadata, "exclude": []}, objects, colors, exactly=True)
     needed = colored(request, objects)
-    assert judge(request, objects, {name: colors[name][:number] for name, number in needed.items()}) == verdict
+    assert assess(request, objects, {name: colors[name][:number] for name, number in needed.items()}) == assessment
 
 
 def test_only_colors_that_can_matter_are_asked_for() -> None:
@@ -276,7 +276,7 @@ def test_rows_without_include_do_not_apply(metadata: Row | None) -> None:
     [
         ([entry("mouse")], [], "unknown class 'mouse': of the 80 known the nearest are horse, computer mouse, toas"),
         ([{"count": 1}], [], "unknown class None"),
-        ([entry("cup", 0)], [], "a count is a whole number from 1 to 16, .*, not 0"),
+        ([entry("cup", 0)], [], "a count is an integer from 1 to 16, .*, not 0"),
         ([entry("cup", -2)], [], "not -2"),
         ([entry("cup", 17)], [], "not 17"),
         ([entry("cup", True)], [], "not True"),
@@ -294,7 +294,7 @@ def test_rows_without_include_do_not_apply(metadata: Row | None) -> None:
         ("cup", [], "'include' must be a list of objects .*, not 'cup'"),
         ([entry("cup")], {"cat": 1}, "'exclude' must be a list"),
         ([entry("cup")], [entry("kitten", 1)], "unknown class 'kitten'"),
-        ([entry("cup")], [entry("cat", 0)], "a count is a whole number of at least 1, not 0"),
+        ([entry("cup")], [entry("cat", 0)], "a count is an integer of at least 1, not 0"),
         ([entry("cup")], [entry("cat", color="red")], "unknown key 'color' in 'exclude': an entry has class, count"),
     ],
 )

@@ -15,6 +15,7 @@ from recast.errors import RecastError
 from recast.rewards import hpsv2
 from recast.rewards.hpsv2 import HPSv2
 from recast.shapes import models
+from tolerance import tolerance
 
 PROMPTS = ["a red circle", "two blue squares", "A &amp;amp; B “quoted” ｆｕｌｌ  ﬁne"]
 VOCABULARY = models.tokenizer(length=77).vocab_size
@@ -108,7 +109,8 @@ def test_scores_are_the_cosines_of_the_original_layers(original: OpenClip, file:
     clean = ["a red circle", "two blue squares", 'a & b "quoted" full fine']
     ids = reward.clip.tokenizer(clean, padding="max_length", max_length=77, return_tensors="pt")["input_ids"]
     cosine = (original.image((images - mean) / std) * original.text(ids)).sum(-1)
-    np.testing.assert_allclose(reward(images, PROMPTS), cosine, atol=1e-5)
+    # 3 · 56 · 56 products of a patch, 650 in each of three layers for images, 500 in each of two for text.
+    np.testing.assert_allclose(reward(images, PROMPTS), cosine, atol=tolerance(13_000), rtol=0)
     assert HPSv2(file.parent, tokenizer=file.parent).clip.model.text_model.config.num_attention_heads == 1
 
 
@@ -120,10 +122,10 @@ def test_the_whole_image_is_seen_on_black(file: Path) -> None:
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (hpsv2.clip.MEAN, hpsv2.clip.STD))
     back = (seen * std + mean)[0]
     assert back.shape == (3, 224, 224)
-    assert back[:, :67].abs().max() < 1e-6
-    assert back[:, 157:].abs().max() < 1e-6
-    torch.testing.assert_close(back[:, 70, -1], torch.ones(3), atol=1e-5, rtol=0)
-    torch.testing.assert_close(back[:, 70, 2], torch.full((3,), 0.25), atol=1e-2, rtol=0)
+    assert back[:, :67].abs().max() < tolerance(4)
+    assert back[:, 157:].abs().max() < tolerance(4)
+    torch.testing.assert_close(back[:, 70, -1], torch.ones(3), atol=tolerance(100), rtol=0)
+    torch.testing.assert_close(back[:, 70, 2], torch.full((3,), 0.25), atol=1e-2, rtol=0)  # the edge reaches that far
 
 
 @pytest.mark.parametrize(("height", "width", "margins"), [(300, 199, (37, 38, 0, 0)), (90, 200, (0, 0, 61, 62))])
@@ -136,7 +138,8 @@ def test_a_picture_is_resized_by_torchs_bicubic_filter(
     size = (224 - top - bottom, 224 - left - right)
     small = functional.interpolate(images, size, mode="bicubic", antialias=True)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (hpsv2.clip.MEAN, hpsv2.clip.STD))
-    torch.testing.assert_close(hpsv2.pixels(images), (functional.pad(small, margins) - mean) / std)
+    expected = (functional.pad(small, margins) - mean) / std
+    torch.testing.assert_close(hpsv2.pixels(images), expected, atol=tolerance(4, scale=4), rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -174,13 +177,13 @@ def test_a_checkpoint_that_does_not_fit_is_named(original: OpenClip, file: Path,
         with pytest.raises(RecastError, match=f"no HPS v2.1 checkpoint in '.*x.pt': .*{words}"):
             HPSv2(tmp_path / "x.pt", tokenizer=file.parent)
 
-    refused({k: v for k, v in whole.items() if k != "ln_final.bias"}, "no weights for text_model.final_layer_norm.bias")
-    refused({k: v for k, v in whole.items() if k != "visual.conv1.weight"}, "no weights for visual.conv1.weight")
-    refused(whole | {"visual.new.bias": torch.zeros(1)}, "has weights for visual.new.bias, which this model has not")
+    refused({k: v for k, v in whole.items() if k != "ln_final.bias"}, "no tensor text_model.final_layer_norm.bias")
+    refused({k: v for k, v in whole.items() if k != "visual.conv1.weight"}, "no tensor visual.conv1.weight")
+    refused(whole | {"visual.new.bias": torch.zeros(1)}, "has a tensor visual.new.bias, which this model does not have")
     refused(
         whole | {"visual.ln_post.bias": torch.zeros(3)},
-        r"weights for vision_model.post_layernorm.bias have the shape \(3,\), not \(160,\)",
+        r"tensor vision_model.post_layernorm.bias has the shape \(3,\), not \(160,\)",
     )
-    refused([1, 2], "it holds a list, not named weights")
+    refused([1, 2], "it contains a list, not named tensors")
     with pytest.raises(RecastError, match="no CLIP tokenizer in '.*nowhere'"):
         HPSv2(file, tokenizer=tmp_path / "nowhere")

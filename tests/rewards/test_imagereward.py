@@ -13,10 +13,14 @@ from transformers import BertTokenizer, BlipTextConfig, BlipTextModel, CLIPImage
 from recast.errors import RecastError
 from recast.rewards import clip
 from recast.rewards.imagereward import ImageReward
+from tolerance import tolerance
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "circle", "two", "blue", "squares", "big"]
 PROMPTS = ["a red circle", "two blue squares", "a big circle " * 30]
 WIDTH, SIDE = 128, 48
+TERMS, LAYERS = 5000, 35
+"""Products that one score adds up: 768 of a patch, 650 in each of two layers of the vision tower, 900 in each of two of
+the text tower, 1360 in the head; and layers that it goes through."""
 
 
 def layer(state: dict[str, Tensor], name: str, after: int, before: int) -> None:
@@ -68,7 +72,7 @@ def text_config() -> BlipTextConfig:
         layer_norm_eps=1e-12,
         hidden_act="gelu",
         is_decoder=True,
-        initializer_range=0.3,
+        initializer_range=WIDTH**-0.5,  # larger values make attention pick single tokens, and errors large
         bos_token_id=2,
         eos_token_id=3,
         sep_token_id=3,
@@ -128,8 +132,9 @@ def test_scores_are_those_of_the_original_layers(folder: Path) -> None:
     expected = (x[:, 0] - 0.16717362830052426) / 1.0333394966054072
     reward = ImageReward(folder, tokenizer=folder)
     assert np.ptp(expected.numpy()) > 0.01
-    np.testing.assert_allclose(reward(images, PROMPTS), expected, atol=1e-5)
-    np.testing.assert_allclose(ImageReward(folder, folder, batch_size=2)(images, PROMPTS), expected, atol=1e-5)
+    np.testing.assert_allclose(reward(images, PROMPTS), expected, atol=tolerance(TERMS), rtol=0)
+    parts = ImageReward(folder, folder, batch_size=2)
+    np.testing.assert_allclose(parts(images, PROMPTS), expected, atol=tolerance(TERMS), rtol=0)
     assert reward(images[:0], []).shape == (0,)
 
 
@@ -137,7 +142,8 @@ def test_an_odd_margin_is_cut_as_torchvision_cuts_it(folder: Path) -> None:
     """48 by 51: a margin of 1.5 on either side, which rounds to 2."""
     images, _ = pictures(48, 51)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (clip.MEAN, clip.STD))
-    torch.testing.assert_close(ImageReward(folder, folder).pixels(images), (images[..., 2:50] - mean) / std)
+    expected = (images[..., 2:50] - mean) / std
+    torch.testing.assert_close(ImageReward(folder, folder).pixels(images), expected, atol=tolerance(3, 3), rtol=0)
 
 
 def test_a_later_word_reaches_the_first_state(folder: Path) -> None:
@@ -159,7 +165,8 @@ def test_offloading_and_half_precision(folder: Path) -> None:
     np.testing.assert_array_equal(ImageReward(folder, folder, offload=True)(images, PROMPTS), whole)
     half = ImageReward(folder, folder, dtype="bfloat16")
     assert half.model["head"][0].weight.dtype == torch.float32
-    np.testing.assert_allclose(half(images, PROMPTS), whole, atol=0.1 * np.ptp(whole) + 0.1)
+    close = tolerance(LAYERS, dtype=torch.bfloat16)
+    np.testing.assert_allclose(half(images, PROMPTS), whole, atol=close, rtol=0)
 
 
 def test_a_checkpoint_that_does_not_fit_is_named(folder: Path, tmp_path: Path) -> None:
@@ -171,5 +178,5 @@ def test_a_checkpoint_that_does_not_fit_is_named(folder: Path, tmp_path: Path) -
         "blip.visual_encoder.blocks.1.attn.proj.bias": "encoder.layers.1.self_attn.projection.bias",
     }.items():
         torch.save({k: v for k, v in whole.items() if k != absent}, tmp_path / "ImageReward.pt")
-        with pytest.raises(RecastError, match=f"no ImageReward checkpoint in .*it has no weights for {name}"):
+        with pytest.raises(RecastError, match=f"no ImageReward checkpoint in .*it has no tensor {name}"):
             ImageReward(tmp_path, folder)

@@ -161,7 +161,7 @@ def test_paddleocr_is_asked_as_version_3_wants_it(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_missing_or_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RecastError, match="ocr's engine is rapidocr or paddleocr, not 'tesseract'"):
+    with pytest.raises(RecastError, match="ocr's engine must be rapidocr or paddleocr, not 'tesseract'"):
         OCR(engine="tesseract")  # type: ignore[arg-type]
     with pytest.raises(RecastError, match="ocr's threads must be at least 1, not 0"):
         OCR(threads=0)

@@ -57,7 +57,7 @@ def test_a_request_has_the_image_first_then_the_text_and_no_chance_in_it(server:
     template = tmp_path / "template.txt"
     template.write_text('Say {"a": 1} of {prompt}, twice {prompt}.\n')
     images = pictures(1)
-    reward(server, template=str(template), model="judge", max_tokens=77)(images, ["a {prompt} “é”"])
+    reward(server, template=str(template), model="grader", max_tokens=77)(images, ["a {prompt} “é”"])
     request = server.requests[0]
     pixels, text = sent(request)
     assert text == 'Say {"a": 1} of a {prompt} “é”, twice a {prompt} “é”.'
@@ -68,7 +68,7 @@ def test_a_request_has_the_image_first_then_the_text_and_no_chance_in_it(server:
     assert [part["type"] for part in body["messages"][0]["content"]] == ["image_url", "text"]
     assert len(body["messages"]) == 1
     assert {key: body[key] for key in body if key != "messages"} == {
-        "model": "judge",
+        "model": "grader",
         "temperature": 0,
         "max_tokens": 77,
     }
@@ -252,7 +252,9 @@ def test_the_key_is_in_no_error(server: Server, monkeypatch: pytest.MonkeyPatch)
         assert "ur-v" not in text
         assert "secret" not in text
     monkeypatch.setenv("UNIFIEDREWARD_API_KEY", f"{SECRET}\nmore")
-    with pytest.raises(RecastError, match="UNIFIEDREWARD_API_KEY has characters that no key has") as caught:
+    with pytest.raises(
+        RecastError, match="the key in UNIFIEDREWARD_API_KEY contains characters that are not allowed"
+    ) as caught:
         reward(server)
     assert "secret" not in str(caught.value)
 
@@ -280,14 +282,17 @@ def test_the_first_failure_stops_new_requests_and_ends_waiting(server: Server) -
     ("options", "words"),
     [
         ({"template": "no/such/file"}, "template no/such/file cannot be read"),
-        ({"base_url": "localhost:8000/v1"}, "base_url is http:// or https://.* as UNIFIEDREWARD_API_KEY"),
-        ({"base_url": "http://me:secret@localhost/v1"}, "with no user or query"),
-        ({"base_url": "http://localhost/v1?key=secret"}, "with no user or query"),
-        ({"base_url": "file:///etc"}, "base_url is http"),
-        ({"concurrency": 0}, "concurrency lies between 1 and 1024, not at 0"),
-        ({"retries": -1}, "retries lies between 0 and 1000, not at -1"),
-        ({"timeout": 0}, "timeout lies between 0.001 and 86400, not at 0"),
-        ({"size": 0}, "size and max_tokens are at least 1, not 0 and 1024"),
+        (
+            {"base_url": "localhost:8000/v1"},
+            "base_url must be http:// or https://.* environment variable UNIFIEDREWARD_API_KEY",
+        ),
+        ({"base_url": "http://me:secret@localhost/v1"}, "without user or query"),
+        ({"base_url": "http://localhost/v1?key=secret"}, "without user or query"),
+        ({"base_url": "file:///etc"}, "base_url must be http"),
+        ({"concurrency": 0}, "concurrency must lie between 1 and 1024, but it is 0"),
+        ({"retries": -1}, "retries must lie between 0 and 1000, but it is -1"),
+        ({"timeout": 0}, "timeout must lie between 0.001 and 86400, but it is 0"),
+        ({"size": 0}, "size and max_tokens must be at least 1, not 0 and 1024"),
     ],
 )
 def test_options_that_cannot_be_meant_are_sentences(options: dict[str, Any], words: str) -> None:
@@ -299,5 +304,5 @@ def test_options_that_cannot_be_meant_are_sentences(options: dict[str, Any], wor
 def test_a_template_without_a_place_for_the_prompt_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "template.txt"
     path.write_text("Grade this: {caption}")
-    with pytest.raises(RecastError, match="template .*template.txt has no {prompt}, the place where the prompt goes"):
+    with pytest.raises(RecastError, match="template .*template.txt has no placeholder {prompt}"):
         UnifiedReward(template=path)

@@ -11,6 +11,8 @@ from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 from recast.shapes import models
 
 PROMPTS = ["a red circle", "two blue squares", "a red circle"]
+TERMS, LAYERS = 1500, 28
+"""Products that one cosine adds up, 600 in the vision tower and 900 in the text tower, and layers it goes through."""
 
 
 def save(path: Path, side: int = 32, seed: int = 0) -> Path:
@@ -58,7 +60,7 @@ def pictures(height: int = 48, width: int = 64, count: int = 3) -> tuple[torch.T
 
 
 def embeddings(folder: Path, pil: list[Image.Image], prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalised embeddings by transformers alone: its processor, its tokenizer, its model."""
+    """Normalized embeddings by transformers alone: its processor, its tokenizer, its model."""
     from transformers import AutoTokenizer
 
     model = CLIPModel.from_pretrained(folder).eval()

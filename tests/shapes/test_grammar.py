@@ -82,7 +82,7 @@ def test_parse_inverts_sentence(include: list[dict[str, object]], relation: str 
     ],
 )
 def test_words_outside_the_grammar_are_named(text: str) -> None:
-    with pytest.raises(RecastError, match="is not of the shapes world"):
+    with pytest.raises(RecastError, match="is not in the grammar of the shapes world"):
         prompts.parse(text)
 
 

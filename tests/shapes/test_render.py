@@ -8,6 +8,7 @@ from recast import config
 from recast.errors import RecastError
 from recast.flow import sd3
 from recast.shapes import detect, prompts, render, vae
+from tolerance import tolerance
 
 
 def test_images_are_seeded_and_in_range() -> None:
@@ -61,14 +62,14 @@ def test_an_object_covers_its_paper_and_nothing_else() -> None:
     held = np.full((1, 16), render.EMPTY)
     held[0, 5] = render.objects().index("square", "blue", 1)
     background = render.paper(1, np.random.default_rng(0))
-    changed = (render.draw(held, background) - background).abs().amax((0, 1)) > 1e-6
+    changed = (render.draw(held, background) - background).abs().amax((0, 1)) > tolerance(3)
     rows, columns = changed.nonzero().T
     assert rows.min() >= 17
     assert rows.max() <= 30
     assert columns.min() >= 17
     assert columns.max() <= 30
     centre = render.draw(held, background)[0, :, 26, 24]
-    torch.testing.assert_close(centre, torch.tensor(render.PALETTE["blue"]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(centre, torch.tensor(render.PALETTE["blue"]), atol=tolerance(64), rtol=0)
 
 
 def test_cells_and_images_are_the_same_pixels() -> None:
@@ -100,24 +101,29 @@ def test_latents_to_image_to_latents_is_the_identity() -> None:
     images = policy.decode(latents)
     assert images.min() > 0
     assert images.max() < 1
-    torch.testing.assert_close(policy.encode(images), latents, atol=1e-4, rtol=0)
+    # A pixel adds up 40 products and a latent 768; latents go up to 9.
+    torch.testing.assert_close(policy.encode(images), latents, atol=tolerance(40 + 768, scale=9), rtol=0)
 
 
 def test_components_are_orthonormal_and_shipped_as_fitted() -> None:
     fitted = vae.fit(images=256)
     rows = fitted.components.flatten(1)
-    torch.testing.assert_close(rows @ rows.T, torch.eye(len(rows)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(rows @ rows.T, torch.eye(len(rows)), atol=tolerance(768), rtol=0)
     shipped = sd3.load(config.policy(model="shapes")).pipe.vae
     full = vae.fit()
     assert shipped.config.scaling_factor == pytest.approx(full.config.scaling_factor)
-    torch.testing.assert_close(shipped.components[:8], full.components[:8], atol=1e-4, rtol=0)
+    # A change of the pixels turns an eigenvector by its share of the gap to the next eigenvalue: 0.011 of the largest.
+    torch.testing.assert_close(shipped.components[:8], full.components[:8], atol=tolerance(1, 1 / 0.011), rtol=0)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("two red circles left of a blue square", "between single objects, not in 'two red circles left of"),
-        (" and ".join(["four red circles"] * 5), "room for 16 objects, not for 20"),
+        (
+            "two red circles left of a blue square",
+            "a relation needs single objects, unlike those in 'two red circles left of",
+        ),
+        (" and ".join(["four red circles"] * 5), "at most 16 objects, not 20"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(text: str, words: str) -> None:

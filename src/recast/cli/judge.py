@@ -10,7 +10,7 @@ import typer
 from recast.cli import tables
 from recast.cli.console import console, progress
 from recast.errors import RecastError
-from recast.judge.ask import GEMINI, MODEL, Settings
+from recast.judge.protocol import GEMINI, MODEL
 from recast.report import judged
 
 __all__ = ["judge"]
@@ -60,6 +60,7 @@ def judge(
     Your own server: `recast judge A B --base-url http://localhost:8000/v1 --model Qwen/Qwen3-VL-8B-Instruct`
     """
     from recast.judge import stage
+    from recast.judge.ask import Settings
 
     prices = _prices(price)
     if len(runs) == 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
@@ -14,7 +14,9 @@ from recast.core import renyi
 from recast.core.comparison import Comparison, Remaining
 from recast.core.curves import GainCurves
 from recast.core.weights import WeightMatrix
-from recast.report.render import Table as ReportTable
+
+if TYPE_CHECKING:
+    from recast.report.render import Table as ReportTable
 
 __all__ = [
     "ASCII_SHADES",

@@ -13,10 +13,9 @@ from recast.endpoint import Endpoint, FailedError, RefusedError, UnreadableError
 from recast.errors import RecastError
 from recast.judge import protocol
 from recast.judge.log import Key, Log
+from recast.judge.protocol import GEMINI, MODEL
 
 __all__ = [
-    "GEMINI",
-    "MODEL",
     "VERDICT",
     "Call",
     "CapError",
@@ -27,9 +26,6 @@ __all__ = [
     "verdict_call",
 ]
 
-GEMINI = "https://generativelanguage.googleapis.com/v1beta/openai"
-MODEL = "gemini-3.5-flash"
-"""The paper's judge, at its OpenAI-compatible address."""
 VERDICT = "verdict"
 _VARIABLES = {"generativelanguage.googleapis.com": "GEMINI_API_KEY", "api.openai.com": "OPENAI_API_KEY"}
 _HOPELESS = 16

@@ -19,8 +19,22 @@ from typing import Any, Literal
 
 from recast.errors import RecastError
 
-__all__ = ["CRITERIA", "TEXT_OF", "Verdict", "parse", "parse_side", "question", "rubric", "tie_break"]
+__all__ = [
+    "CRITERIA",
+    "GEMINI",
+    "MODEL",
+    "TEXT_OF",
+    "Verdict",
+    "parse",
+    "parse_side",
+    "question",
+    "rubric",
+    "tie_break",
+]
 
+GEMINI = "https://generativelanguage.googleapis.com/v1beta/openai"
+MODEL = "gemini-3.5-flash"
+"""The paper's judge, at its OpenAI-compatible address."""
 CRITERIA = (
     "faithfulness_to_prompt",
     "text_rendering",

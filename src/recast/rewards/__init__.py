@@ -1,5 +1,5 @@
-"""Reward models behind one call: (images, prompts, metadata=None) to a score for each image."""
+"""Reward models behind one interface: (images, prompts, metadata=None) to one score per image."""
 
-from recast.rewards.base import NAMES, Reward, load, score
+from recast.rewards.base import NAMES, Reward, find, load, positive, score
 
-__all__ = ["NAMES", "Reward", "load", "score"]
+__all__ = ["NAMES", "Reward", "find", "load", "positive", "score"]

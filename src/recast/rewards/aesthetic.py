@@ -1,4 +1,4 @@
-"""Aesthetic: LAION's predictor of ratings, a linear chain over CLIP ViT-L/14 image embeddings."""
+"""Aesthetic: LAION's predictor of ratings, a chain of linear layers over CLIP ViT-L/14 image embeddings."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from torch import nn
 from recast.rewards import catalog, checkpoints, clip
 from recast.rewards.base import Images, as_tensor
 
+__all__ = ["Aesthetic", "head"]
+
 
 def head(width: int) -> nn.Sequential:
-    """Five linear layers, the published numbering kept: between them dropouts only, no activation."""
+    """Five linear layers under their published numbers, with dropouts and without activations between them."""
     layers = [nn.Linear(width, 1024), nn.Dropout(0.2), nn.Linear(1024, 128), nn.Dropout(0.2), nn.Linear(128, 64)]
     return nn.Sequential(*layers, nn.Dropout(0.1), nn.Linear(64, 16), nn.Linear(16, 1))
 
 
 class Aesthetic:
-    """Ratings of about 1 to 10; prompts do not matter.
+    """Aesthetic rating of about 1 to 10, independent of the prompt.
 
-    `weights` is the published .pth, as a path or the address it is fetched from once.
+    `checkpoint` is the published .pth file: a path, or an address from which it is downloaded once.
     """
 
     def __init__(
         self,
         model: str | Path = catalog.CLIP_L14,
-        weights: str | Path = catalog.AESTHETIC,
+        checkpoint: str | Path = catalog.AESTHETIC,
         device: str = "auto",
         dtype: str = "float32",
         batch_size: int = 64,
@@ -38,18 +40,18 @@ class Aesthetic:
     ) -> None:
         self.batch_size = clip.check_batch("aesthetic", batch_size)
         self.clip, self.pixels = clip.load("aesthetic", model, device=device, dtype=dtype, offload=offload)
-        self.head = _head(weights, self.clip.model.config.projection_dim).to(self.clip.device)
+        self.head = _load_head(checkpoint, self.clip.model.config.projection_dim).to(self.clip.device)
 
     @torch.no_grad()
     def __call__(
         self, images: Images, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
-        """One rating an image."""
+        """One rating per image."""
         features = self.clip.images(as_tensor(images, prompts), self.pixels, self.batch_size)
         return clip.finite("the aesthetic predictor", self.head(features)[:, 0]).double().cpu().numpy()
 
 
-def _head(source: str | Path, width: int) -> nn.Sequential:
+def _load_head(source: str | Path, width: int) -> nn.Sequential:
     with checkpoints.loading("aesthetic predictor", source):
         state = checkpoints.read(checkpoints.find(source, catalog.AESTHETIC_FILE))
         made = head(width).eval().requires_grad_(False)

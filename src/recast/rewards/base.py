@@ -1,4 +1,4 @@
-"""What a reward is, how one is found by name, and how several score the same images."""
+"""The protocol of a reward, loading a reward by name, and scoring images with several rewards."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 else:
     Images = Any
 
+__all__ = ["NAMES", "Images", "Reward", "as_tensor", "find", "load", "mapper", "positive", "score"]
+
 NAMES = {
     "clipscore": "recast.rewards.clipscore:ClipScore",
     "hpsv2": "recast.rewards.hpsv2:HPSv2",
@@ -41,30 +43,76 @@ NAMES = {
     "background": "recast.shapes.rewards:Background",
     "census": "recast.shapes.rewards:Census",
 }
-"""Short names: the paper's nine, an example, and the shapes world's five. Others are `package.module:Object`."""
+"""Short names: the nine rewards of the paper, an example, and the five of the shapes world."""
 
-
-_ROUNDING = 1e-3
-HUGE = 1e30
-"""No reward is larger; squares of such numbers would overflow in silence."""
+_WITH_CHECKPOINT = ("aesthetic", "hpsv2", "hpsv3", "imagereward")  # in version 0.1, their option was called weights
+_ROUNDING = 1e-3  # excess over [0, 1] that counts as rounding
+_HUGE = 1e30  # larger scores are an error: their squares would overflow silently
 
 
 class Reward(Protocol):
-    """Scores (B,) of images for their prompts; NaN where it does not apply.
+    """A callable that scores images for their prompts.
 
-    Images are a float tensor (B, 3, H, W) in [0, 1]; the package's own rewards take PIL images of one size too. Gain
-    curves need scores that are not negative: a reward may say by a method `positive` how it gets them (`positive`).
+    A custom reward is a class with this `__call__`, or a function with the same arguments; further arguments of the
+    constructor or of the function are its options in a recipe. Gain curves need non-negative scores: a reward with
+    negative ones should define an increasing map `positive(scores)` as a method (see `recast.rewards.base.positive`).
+
+    Examples
+    --------
+    >>> class Redness:
+    ...     def __init__(self, scale: float = 1.0) -> None:
+    ...         self.scale = scale
+    ...     def __call__(self, images, prompts, metadata=None):
+    ...         return self.scale * images[:, 0].double().mean((1, 2)).numpy()
+    >>> import torch
+    >>> Redness(scale=2.0)(torch.full((2, 3, 8, 8), 0.25), ["a cat", "a dog"])
+    array([0.5, 0.5])
     """
 
     def __call__(
         self, images: Any, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
-        """One score per image."""
-        ...
+        """One score per image.
+
+        Parameters
+        ----------
+        images : torch.Tensor, (B, 3, H, W)
+            Floats in [0, 1]; the rewards of the package also accept PIL images of one size.
+        prompts : sequence of str, (B,)
+            One prompt per image.
+        metadata : sequence of mapping, (B,), optional
+            The rows of the prompt file, as `geneval` needs them.
+
+        Returns
+        -------
+        ndarray of float64, (B,)
+            NaN where the reward does not apply to the prompt.
+        """
 
 
 def find(name: str) -> tuple[str, str]:
-    """Module and object of a reward's name, without importing anything; an unknown name is an error."""
+    """The module and the object behind the name of a reward; nothing is imported.
+
+    Parameters
+    ----------
+    name : str
+        A key of `NAMES`, or `package.module:Object`.
+
+    Returns
+    -------
+    tuple of str
+        Name of the module, and of the class or function in it.
+
+    Raises
+    ------
+    RecastError
+        If the name is neither a short name nor of the form `package.module:Object`.
+
+    Examples
+    --------
+    >>> find("composition")
+    ('recast.shapes.rewards', 'Composition')
+    """
     module_name, _, attribute = NAMES.get(name, name).partition(":")
     if not module_name or not attribute or module_name.startswith("."):
         raise RecastError(
@@ -74,64 +122,86 @@ def find(name: str) -> tuple[str, str]:
 
 
 def load(name: str, **options: Any) -> Reward:
-    """A reward by its short name or by `package.module:Object`.
+    """Load a reward by its short name or by `package.module:Object`.
 
-    A class is called with the options; a function is the reward itself, with the options bound to it.
+    Parameters
+    ----------
+    name : str
+        A key of `NAMES`, or the path of a class or function; modules in the working directory are found.
+    **options
+        Arguments of the class or function, checked against its type annotations; `~` is the home directory.
+
+    Returns
+    -------
+    Reward
+        The instance or the function.
+
+    Raises
+    ------
+    RecastError
+        If the name is unknown, the module cannot be imported, or the reward does not accept the options.
+
+    Examples
+    --------
+    >>> from recast.shapes import prompts, render
+    >>> rows = prompts.load("test")[:3]
+    >>> load("composition")(render.render(rows, seed=0), [row["prompt"] for row in rows])
+    array([1., 1., 1.])
     """
+    if name in _WITH_CHECKPOINT and "weights" in options:
+        raise RecastError(f"the reward {name!r}: the option weights is called checkpoint now")
     found = _imported(name)
-    made = inspect.isclass(found)
-    options = _checked(name, found.__init__ if made else found, options)
+    is_class = inspect.isclass(found)
+    options = _checked(name, found.__init__ if is_class else found, options)
     try:
         signature = inspect.signature(found)
-        signature.bind(**options) if made else signature.bind_partial(**options)
+        signature.bind(**options) if is_class else signature.bind_partial(**options)
     except (TypeError, ValueError) as error:
         raise RecastError(f"the reward {name!r} does not take these options: {error}") from None
-    if made:
-        try:
-            return cast(Reward, found(**options))
-        except RecastError as error:
-            raise RecastError(f"the reward {name!r} cannot be made: {error}") from error
-        except Exception as error:
-            raise RecastError(f"the reward {name!r} cannot be made: {_one_line(error)}") from error
-    return cast(Reward, functools.partial(found, **options) if options else found)
+    if not is_class:
+        return cast(Reward, functools.partial(found, **options) if options else found)
+    try:
+        return cast(Reward, found(**options))
+    except Exception as error:
+        raise RecastError(f"the reward {name!r} cannot be loaded: {_reason(error)}") from error
 
 
 def mapper(name: str, options: Mapping[str, Any]) -> Any:
-    """What `positive` needs to map the scores of a reward that is not loaded: an object with the method, or None.
+    """The object whose `positive`, if it has one, maps the scores of a reward that is not loaded.
 
-    The package's own rewards map their scores by a static method, so no model is loaded for them. A custom class is
+    The rewards of the package map their scores by a static method, so their models are not loaded. A custom reward is
     loaded with its options, since its map may depend on them.
     """
+    if name not in NAMES:
+        return load(name, **options)
     found = _imported(name)
-    if name in NAMES or not inspect.isclass(found):
-        return found if hasattr(found, "positive") else None
-    return load(name, **options)
+    return found if hasattr(found, "positive") else None
 
 
 def _imported(name: str) -> Any:
-    """The class or function behind a reward's name."""
+    """The class or function behind the name of a reward."""
     module_name, attribute = find(name)
     try:
-        with _working_folder():
+        with _working_directory():
             found: Any = getattr(importlib.import_module(module_name), attribute, None)
-    except Exception as error:  # of one's own module: anything
+    except Exception as error:  # a custom module may raise anything
         hint = ": pip install 'recast-diffusion[rewards]'" if name in NAMES else "; is its folder in PYTHONPATH?"
         hint = hint if isinstance(error, ImportError) else ""
-        raise RecastError(f"the reward {name!r} cannot be imported ({_one_line(error)}){hint}") from error
+        raise RecastError(f"the reward {name!r} cannot be imported ({_reason(error)}){hint}") from error
     if found is None:
-        raise RecastError(f"the reward {name!r}: there is no {attribute!r} in {module_name}")
+        raise RecastError(f"the reward {name!r}: the module {module_name} has no {attribute!r}")
     if not callable(found):
         raise RecastError(f"the reward {name!r} is a {type(found).__name__}, which cannot be called")
     return found
 
 
 def _checked(name: str, call: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by the types that the reward states for them, where it does; ~ in a text is the home folder."""
+    """The options, converted to the annotated types where there are any; a leading ~ is expanded in strings."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
         hints = get_type_hints(call)
-    except Exception:  # of one's own reward: they may name anything
+    except Exception:  # the annotations of a custom reward may be anything
         hints = {}
     checked = {}
     for key, value in options.items():
@@ -145,8 +215,8 @@ def _checked(name: str, call: Any, options: Mapping[str, Any]) -> dict[str, Any]
 
 
 @contextmanager
-def _working_folder() -> Iterator[None]:
-    """Modules in the working folder can be imported, as for `python -m`; the `recast` command alone would not."""
+def _working_directory() -> Iterator[None]:
+    """Make modules in the working directory importable, as with `python -m`; the `recast` command alone does not."""
     here = os.getcwd()
     sys.path.append(here)
     try:
@@ -155,15 +225,12 @@ def _working_folder() -> Iterator[None]:
         sys.path.remove(here)
 
 
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, RecastError) else f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def as_tensor(images: Images, prompts: Sequence[str]) -> Tensor:
-    """Images (B, 3, H, W) in [0, 1], from such a tensor or from PIL images of one size, one for each prompt.
-
-    Anything else is refused: a wrong range would be scored in silence.
-    """
+    """Images (B, 3, H, W) in [0, 1] of such a tensor or of PIL images of one size; raises for any other range."""
     import torch
 
     if not isinstance(images, torch.Tensor):
@@ -181,13 +248,13 @@ def _from_pil(images: Sequence[Any]) -> Tensor:
             raise RecastError(f"images are a float tensor (B, 3, H, W) or PIL images, not a {type(image).__name__}")
     sizes = sorted({image.size for image in images})
     if len(sizes) > 1:
-        raise RecastError(f"PIL images that are scored together have one size, not {sizes[0]} and {sizes[1]}")
+        raise RecastError(f"PIL images that are scored together need one size, not {sizes[0]} and {sizes[1]}")
     pixels = [np.asarray(image.convert("RGB")) for image in images]
     return torch.from_numpy(np.stack(pixels) if pixels else np.empty((0, 1, 1, 3), np.uint8)).permute(0, 3, 1, 2) / 255
 
 
 def _check(images: Tensor, prompts: Sequence[str]) -> None:
-    """Refuse what is not a batch of images in [0, 1] with one prompt each."""
+    """Raise unless these are images in [0, 1] with one prompt each."""
     if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
         raise RecastError(f"images are float tensors (B, 3, H, W), not {images.dtype} {tuple(images.shape)}")
     if len(images) != len(prompts):
@@ -210,46 +277,104 @@ def score(
     prompts: Sequence[str],
     metadata: Sequence[Mapping[str, Any]] | None = None,
 ) -> NDArray[np.float64]:
-    """Scores (m, B) of the same images by every reward, in the mapping's order.
+    """Scores of the same images by several rewards.
 
-    A reward that raises, or returns anything but one finite or NaN score an image, is an error that names it.
+    Parameters
+    ----------
+    rewards : mapping of str to Reward, (m,)
+        Loaded rewards by name.
+    images : torch.Tensor, (B, 3, H, W), or sequence of PIL images of one size
+        A tensor must have floats in [0, 1].
+    prompts : sequence of str, (B,)
+        One prompt per image.
+    metadata : sequence of mapping, (B,), optional
+        The rows of the prompt file.
+
+    Returns
+    -------
+    ndarray of float64, (m, B)
+        One row per reward, in the order of the mapping; NaN where a reward does not apply.
+
+    Raises
+    ------
+    RecastError
+        If a reward fails or returns anything but one finite or NaN score per image; the message names the reward.
+
+    Examples
+    --------
+    >>> import torch
+    >>> name = "recast.rewards.examples:brightness"
+    >>> rewards = {"plain": load(name), "double": load(name, scale=2.0)}
+    >>> score(rewards, torch.full((2, 3, 8, 8), 0.25), ["a cat", "a dog"])
+    array([[0.25, 0.25],
+           [0.5 , 0.5 ]])
     """
-    images = as_tensor(images, prompts)  # one tensor for all: rewards that share a model embed it once
+    images = as_tensor(images, prompts)  # converted once: rewards that share a model embed this tensor once
     if metadata is not None and len(metadata) != len(prompts):
         raise RecastError(f"{len(prompts)} prompts need as many rows of metadata, not {len(metadata)}")
-    table = []
-    for name, reward in rewards.items():
-        try:
-            values = np.asarray(reward(images, prompts, metadata), dtype=np.float64)
-        except Exception as error:
-            reason = str(error) if isinstance(error, RecastError) else _one_line(error)
-            first = prompts[0] if prompts else ""
-            raise RecastError(
-                f"the reward {name!r} failed on {len(prompts)} images, the first for the prompt {first!r}: {reason}"
-            ) from error
-        if values.shape != (len(images),):
-            raise RecastError(f"the reward {name!r} returned the shape {values.shape} for {len(images)} images")
-        huge = np.abs(values) > HUGE
-        if huge.any():
-            worst = int(huge.argmax())
-            size = "infinite" if np.isinf(values[worst]) else f"{values[worst]:.3g}"
-            raise RecastError(f"the reward {name!r} is {size} for the prompt {prompts[worst]!r}")
-        table.append(values)
+    table = [_scores(name, reward, images, prompts, metadata) for name, reward in rewards.items()]
     return np.stack(table) if table else np.empty((0, len(images)))
+
+
+def _scores(
+    name: str, reward: Reward, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None
+) -> NDArray[np.float64]:
+    """Scores (B,) of one reward, checked."""
+    try:
+        values = np.asarray(reward(images, prompts, metadata), dtype=np.float64)
+    except Exception as error:
+        first = prompts[0] if prompts else ""
+        raise RecastError(
+            f"the reward {name!r} failed on {len(prompts)} images, the first for the prompt {first!r}: {_reason(error)}"
+        ) from error
+    if values.shape != (len(images),):
+        raise RecastError(f"the reward {name!r} returned the shape {values.shape} for {len(images)} images")
+    huge = np.abs(values) > _HUGE
+    if huge.any():
+        worst = int(huge.argmax())
+        size = "infinite" if np.isinf(values[worst]) else f"{values[worst]:.3g}"
+        raise RecastError(f"the reward {name!r} is {size} for the prompt {prompts[worst]!r}")
+    return values
 
 
 def positive(
     name: str, reward: Reward | None, scores: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Scores as gain curves need them, not negative; how many had to be clamped at 0, and how many there are.
+    """Non-negative scores, as gain curves need them (App. E.1).
 
-    A reward with a method `positive` maps its own (ImageReward: a sigmoid); what is negative then becomes 0 (App. E.1).
+    Parameters
+    ----------
+    name : str
+        Name of the reward, for error messages.
+    reward : Reward or None
+        If it has a method `positive`, this maps the scores (ImageReward: a sigmoid). Negative ones then become 0.
+    scores : ndarray of float64
+        Scores of any shape; NaN remains NaN.
+
+    Returns
+    -------
+    scores : ndarray of float64
+        Scores ≥ 0 of the same shape.
+    counts : ndarray of int64, (2,)
+        How many scores were clamped at 0, and how many are finite.
+
+    Raises
+    ------
+    RecastError
+        If the reward's own map fails or changes the shape.
+
+    Examples
+    --------
+    >>> positive("mine", None, np.array([-0.5, 0.5, np.nan]))
+    (array([0. , 0.5, nan]), array([1, 2]))
+    >>> positive("jpeg", load("jpeg"), np.array([-9.0, -1.0]))[0]
+    array([0.1, 0.5])
     """
-    mapped = getattr(reward, "positive", None)
+    own_map = getattr(reward, "positive", None)
     try:
-        values = scores if mapped is None else np.asarray(mapped(scores), dtype=np.float64)
+        values = scores if own_map is None else np.asarray(own_map(scores), dtype=np.float64)
     except Exception as error:
-        raise RecastError(f"the reward {name!r} failed to make its scores positive: {_one_line(error)}") from error
+        raise RecastError(f"the reward {name!r} failed to make its scores positive: {_reason(error)}") from error
     if values.shape != scores.shape:
-        raise RecastError(f"the reward {name!r} made the shape {values.shape} of scores {scores.shape} not negative")
+        raise RecastError(f"the reward {name!r} mapped scores of the shape {scores.shape} to the shape {values.shape}")
     return np.maximum(values, 0.0), np.array([(values < 0).sum(), np.isfinite(values).sum()])

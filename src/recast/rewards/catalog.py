@@ -1,4 +1,4 @@
-"""What each reward is and needs, known without importing any of it: for `recast rewards list`."""
+"""What each reward is and what it needs, for `recast rewards list`; none of it is imported."""
 
 from __future__ import annotations
 
@@ -6,6 +6,25 @@ import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+__all__ = [
+    "AESTHETIC",
+    "AESTHETIC_FILE",
+    "BERT",
+    "CLIP_H14",
+    "CLIP_L14",
+    "ENTRIES",
+    "HPSV2",
+    "HPSV3",
+    "IMAGEREWARD",
+    "MASK2FORMER",
+    "PICKSCORE",
+    "QWEN2_VL",
+    "UNIFIEDREWARD",
+    "Address",
+    "Entry",
+    "Files",
+]
 
 CLIP_L14, CLIP_H14 = "openai/clip-vit-large-patch14", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 PICKSCORE, HPSV2, IMAGEREWARD, HPSV3 = "yuvalkirstain/PickScore_v1", "xswu/HPSv2", "THUDM/ImageReward", "MizzenAI/HPSv3"
@@ -22,14 +41,14 @@ _SMALL = ("*.json", "*.txt")
 
 @dataclass(frozen=True)
 class Files:
-    """Part of a hub repository: what is fetched, and the file by which one sees that it was."""
+    """Part of a hub repository: patterns of the files to download, and one file that shows whether they are there."""
 
     repository: str
     patterns: tuple[str, ...]
     marker: str
 
     def missing(self) -> str | None:
-        """The command that fetches them, where the hub's cache does not have them."""
+        """The command that downloads the files, or None if the cache of the hub has them."""
         from huggingface_hub import try_to_load_from_cache
 
         if isinstance(try_to_load_from_cache(self.repository, self.marker), str):
@@ -39,13 +58,13 @@ class Files:
 
 @dataclass(frozen=True)
 class Address:
-    """A file that is fetched from an https address, once."""
+    """A file that is downloaded once from an https address."""
 
     url: str
     name: str
 
     def missing(self) -> str | None:
-        """The command that fetches it, where torch's cache does not have it."""
+        """The command that downloads the file, or None if the cache of torch has it."""
         home = Path(os.environ.get("TORCH_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "torch"))
         path = home.expanduser() / "hub" / "checkpoints" / self.name
         return None if path.is_file() else f"curl --create-dirs -L -o '{path}' '{self.url}'"
@@ -53,7 +72,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Entry:
-    """One reward: what it is, the range of its scores, the packages and the files it needs."""
+    """One reward: what it is, the range of its scores, and the packages and files it needs."""
 
     what: str
     range: str
@@ -62,7 +81,7 @@ class Entry:
     remark: str = ""
 
     def missing(self) -> list[str]:
-        """Commands that get what is missing, in order."""
+        """Commands that install or download what is missing, in order."""
         absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
         found = ["pip install 'recast-diffusion[rewards]'"] if absent else []
         if self.files and importlib.util.find_spec("huggingface_hub") is None:  # comes with transformers
@@ -94,9 +113,11 @@ ENTRIES = {
         ),
     ),
     "aesthetic": Entry("LAION's predictor of ratings", "1 to 10", files=(_L14, Address(AESTHETIC, AESTHETIC_FILE))),
-    "ocr": Entry("the quoted text, read by PP-OCR", "0 to 1", ("torch", "PIL", "rapidocr", "onnxruntime", "rapidfuzz")),
+    "ocr": Entry(
+        "legibility of the quoted text, by PP-OCR", "0 to 1", ("torch", "PIL", "rapidocr", "onnxruntime", "rapidfuzz")
+    ),
     "geneval": Entry(
-        "clauses that Mask2Former and CLIP confirm",
+        "clauses confirmed by Mask2Former and CLIP",
         "0 to 1",
         ("torch", "transformers", "scipy"),
         (Files(MASK2FORMER, ("*.json", "model.safetensors"), "model.safetensors"), _L14),
@@ -108,7 +129,7 @@ ENTRIES = {
             Files(HPSV3, ("HPSv3.safetensors",), "HPSv3.safetensors"),
             Files(QWEN2_VL, ("config.json", "tokenizer*", "vocab.json", "merges.txt"), "tokenizer_config.json"),
         ),
-        remark="needs its authors' instruction: pip download --no-deps hpsv3==1.0.0, then instruction=hpsv3-….whl",
+        remark="needs its published instruction: pip download --no-deps hpsv3==1.0.0, then instruction=hpsv3-….whl",
     ),
     "unifiedreward": Entry(
         "UnifiedReward-2 behind an OpenAI-compatible endpoint",
@@ -116,10 +137,10 @@ ENTRIES = {
         ("torch", "PIL"),
         remark=f"needs a server: vllm serve {UNIFIEDREWARD}",
     ),
-    "jpeg": Entry("an example: kilobytes of a JPEG, below 0", "below 0", ("torch", "PIL")),
-    "composition": Entry("shapes world: clauses that hold", "0 to 1"),
-    "alignment": Entry("shapes world: clipscore by its own CLIP", "0 to 1"),
-    "detail": Entry("shapes world: how well objects are drawn", "0 to 1"),
-    "background": Entry("shapes world: how clean the paper is", "0 to 1"),
-    "census": Entry("shapes world, held out: F1 of the objects", "0 to 1"),
+    "jpeg": Entry("example: negative size of a JPEG in kilobytes", "below 0", ("torch", "PIL")),
+    "composition": Entry("shapes world: share of confirmed clauses", "0 to 1"),
+    "alignment": Entry("shapes world: clipscore with its own CLIP", "0 to 1"),
+    "detail": Entry("shapes world: quality of the drawn objects", "0 to 1"),
+    "background": Entry("shapes world: cleanness of the background", "0 to 1"),
+    "census": Entry("shapes world, held-out: F1 of the objects", "0 to 1"),
 }

@@ -1,4 +1,4 @@
-"""A self-test for each reward: pictures and prompts whose order is known, drawn here."""
+"""A self-test for each reward: drawn pictures and prompts for which the order of the scores is known."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from recast.errors import RecastError
 from recast.rewards import base
 from recast.shapes import prompts, render
 
-SIDE = 512
-MATCHED = ("clipscore", "hpsv2", "pickscore", "imagereward", "hpsv3", "unifiedreward")
-"""Rewards of how well prompt and image agree."""
+__all__ = ["CAPTIONS", "Case", "Outcome", "Trial", "draw", "run", "trials"]
+
+_SIDE = 512
+_MATCHED = ("clipscore", "hpsv2", "pickscore", "imagereward", "hpsv3", "unifiedreward")
+"""Rewards that measure the agreement of prompt and image."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial gave."""
+    """The two scores of a trial."""
 
     what: str
     better: float
@@ -49,7 +51,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether the order is right; a NaN never is."""
+        """Whether the better case scored higher; False for NaN."""
         return self.better > self.worse
 
 
@@ -62,12 +64,12 @@ _STOP = {"tag": "single_object", "include": [{"class": "stop sign", "count": 1}]
 
 
 def trials(name: str) -> list[Trial]:
-    """The trials of a reward; for one of the user's own, none."""
-    if name in MATCHED:
+    """The trials of a reward; a custom reward has none."""
+    if name in _MATCHED:
         names = list(CAPTIONS)
         return [
             Trial(
-                f"{picture}: its caption above that of {other}",
+                f"{picture}: its caption above the caption of {other}",
                 Case(picture, CAPTIONS[picture], {}),
                 Case(picture, CAPTIONS[other], {}),
             )
@@ -77,9 +79,9 @@ def trials(name: str) -> list[Trial]:
         ]
     if name == "ocr":
         prompt = CAPTIONS["text"]
-        order = [("text", "the text"), ("typo", "one letter wrong"), ("circle", "no text")]
+        order = [("text", "the text"), ("typo", "one wrong letter"), ("circle", "no text")]
     elif name == "geneval":
-        prompt, order = "a photo of a stop sign", [("sign", "a stop sign"), ("meadow", "none")]
+        prompt, order = "a photo of a stop sign", [("sign", "a stop sign"), ("meadow", "no stop sign")]
     elif name == "aesthetic":
         prompt, order = "", [("meadow", "a drawn meadow"), ("noise", "noise")]
     elif name == "jpeg":
@@ -94,7 +96,7 @@ def trials(name: str) -> list[Trial]:
 
 
 def run(name: str, options: Mapping[str, Any]) -> list[Outcome]:
-    """Outcomes of a reward's trials, or, for one without any, of a look whether it tells pictures apart."""
+    """Outcomes of the trials of a reward; without any, whether it gives different scores to different pictures."""
     reward = base.load(name, **options)
     module, kind = base.find(name)
     if module == "recast.shapes.rewards":
@@ -105,20 +107,18 @@ def run(name: str, options: Mapping[str, Any]) -> list[Outcome]:
         return [Outcome(trial.what, *pair) for trial, pair in zip(tried, scores.reshape(-1, 2).tolist(), strict=True)]
     scores = _score(name, reward, [Case(picture, CAPTIONS[picture], {}) for picture in CAPTIONS])
     if np.isnan(scores).all():
-        raise RecastError(f"the reward {name!r} applies to none of the pictures tried (NaN for each)")
-    return [
-        Outcome("it tells pictures apart: highest above lowest", float(np.nanmax(scores)), float(np.nanmin(scores)))
-    ]
+        raise RecastError(f"the reward {name!r} applies to none of the test pictures (NaN for each)")
+    return [Outcome("different scores: highest above lowest", float(np.nanmax(scores)), float(np.nanmin(scores)))]
 
 
 def _score(name: str, reward: base.Reward, cases: Sequence[Case]) -> NDArray[np.float64]:
-    """Scores of cases, all in one batch."""
+    """Scores of the cases, in one batch."""
     images = torch.stack([draw(case.picture) for case in cases])
     rows = [{"prompt": case.prompt, **case.metadata} for case in cases]
     return base.score({name: reward}, images, [case.prompt for case in cases], rows)[0]
 
 
-def draw(picture: str, side: int = SIDE) -> Tensor:
+def draw(picture: str, side: int = _SIDE) -> Tensor:
     """A picture (3, side, side) in [0, 1]."""
     if picture == "noise":
         return torch.rand(3, side, side, generator=torch.Generator().manual_seed(0))
@@ -152,14 +152,14 @@ def _write(pen: ImageDraw.ImageDraw, words: str, side: int, ink: str, size: int,
 
 
 def _shapes(name: str, kind: str, reward: base.Reward) -> list[Outcome]:
-    """The embedded world's own pictures: what was asked for above something else, clean above disturbed."""
+    """Trials on images of the shapes world: the right prompt above another one, clean images above noisy ones."""
     rows = prompts.load("validation")[:8]
     texts = [row["prompt"] for row in rows]
     images = render.render(rows, 0)
     noise = torch.rand(images.shape, generator=torch.Generator().manual_seed(0))
     if kind in ("Detail", "Background"):
-        what, worse, others = "clean pictures above disturbed ones", 0.8 * images + 0.2 * noise, texts
+        what, worse, others = "clean images above noisy ones", 0.8 * images + 0.2 * noise, texts
     else:
-        what, worse, others = "pictures of their own prompts above those of others", images, texts[1:] + texts[:1]
+        what, worse, others = "the prompt of an image above another prompt", images, texts[1:] + texts[:1]
     scored = [base.score({name: reward}, *pair)[0].mean() for pair in ((images, texts), (worse, others))]
     return [Outcome(what, float(scored[0]), float(scored[1]))]

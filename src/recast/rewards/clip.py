@@ -1,4 +1,4 @@
-"""CLIP for every reward that rests on it: one model in memory, each image and each prompt embedded once."""
+"""CLIP for all rewards that use it: one model in memory, every image and prompt embedded once."""
 
 from __future__ import annotations
 
@@ -17,21 +17,34 @@ from recast import device as devices
 from recast.errors import RecastError
 from recast.rewards import checkpoints
 
+__all__ = [
+    "MEAN",
+    "STD",
+    "Clip",
+    "Preprocess",
+    "Processor",
+    "check_batch",
+    "finite",
+    "load",
+    "normalized",
+    "shared",
+]
+
 Preprocess = Literal["processor", "nft"]
-Pixels = Callable[[Tensor], Tensor]
+_Pixels = Callable[[Tensor], Tensor]
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-"""CLIP's statistics of pixels."""
-KEPT = 100_000
-"""Prompts whose embeddings are kept: 400 MB at most."""
-Model = TypeVar("Model")
+"""Mean and standard deviation of the pixels that CLIP was trained on."""
+_KEPT = 100_000
+"""Prompts whose embeddings are cached: at most 400 MB."""
+_Model = TypeVar("_Model")
 _shared: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
 
 
 class Clip:
-    """Normalised embeddings by one CLIP model.
+    """Normalized embeddings by one CLIP model.
 
-    Embeddings of the last batch of images are kept, so that several rewards that score the same batch embed it once;
-    those of prompts are kept for good.
+    The embeddings of the last batch of images are cached, so several rewards that score the same batch embed it once;
+    the embeddings of all prompts are cached.
     """
 
     def __init__(
@@ -47,11 +60,11 @@ class Clip:
         self.model = model.to("cpu" if offload else device, dtype).eval().requires_grad_(False)
         self.tokenizer, self.device, self.dtype, self.offload, self._clean = tokenizer, device, dtype, offload, clean
         self._texts: dict[str, Tensor] = {}
-        self._last: tuple[weakref.ref[Tensor], int, Pixels, Tensor] | None = None
+        self._last: tuple[weakref.ref[Tensor], int, _Pixels, Tensor] | None = None
 
     @torch.no_grad()
-    def images(self, images: Tensor, pixels: Pixels, batch_size: int) -> Tensor:
-        """Embeddings (B, d) of images in [0, 1], of which `pixels` makes what the vision tower sees."""
+    def images(self, images: Tensor, pixels: _Pixels, batch_size: int) -> Tensor:
+        """Embeddings (B, d) of images in [0, 1]; `pixels` makes the input of the vision tower from them."""
         if self._last is not None:
             seen, version, how, features = self._last
             if seen() is images and not images.is_inference() and version == images._version and how == pixels:
@@ -64,7 +77,7 @@ class Clip:
 
     @torch.no_grad()
     def seen(self, pixels: Tensor, batch_size: int) -> Tensor:
-        """Embeddings (B, d) of what the vision tower sees, made by the caller; they are not kept."""
+        """Embeddings (B, d) of inputs of the vision tower; they are not cached."""
         return self._vision(pixels.split(batch_size))
 
     def _vision(self, parts: Iterable[Tensor]) -> Tensor:
@@ -77,9 +90,9 @@ class Clip:
 
     @torch.no_grad()
     def texts(self, prompts: Sequence[str], batch_size: int) -> Tensor:
-        """Embeddings (B, d) of prompts; each new one is embedded once."""
+        """Embeddings (B, d) of prompts; only new ones are computed."""
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts]
-        if len(self._texts) + len(new) > KEPT:
+        if len(self._texts) + len(new) > _KEPT:
             self._texts.clear()
             new = list(dict.fromkeys(prompts))
         if new:
@@ -95,15 +108,15 @@ class Clip:
         output = self.model.get_text_features(**tokens.to(self.device)).pooler_output
         return functional.normalize(finite("CLIP", output.float()), dim=-1)
 
-    def cosines(self, images: Tensor, prompts: Sequence[str], pixels: Pixels, batch_size: int) -> Tensor:
-        """cos(image, prompt), (B,), in float32."""
+    def cosines(self, images: Tensor, prompts: Sequence[str], pixels: _Pixels, batch_size: int) -> Tensor:
+        """Cosines (B,) of images and their prompts, in float32."""
         if not prompts:
             return torch.empty(0)
         return (self.images(images, pixels, batch_size) * self.texts(prompts, batch_size)).sum(-1)
 
 
-def shared(key: tuple[Any, ...], make: Callable[[], Model]) -> Model:
-    """The model of a key, made where no reward holds it yet."""
+def shared(key: tuple[Any, ...], make: Callable[[], _Model]) -> _Model:
+    """The model of a key; `make` is called only if no reward holds that model yet."""
     found = _shared.get(key)
     if found is None:
         found = _shared[key] = make()
@@ -111,17 +124,17 @@ def shared(key: tuple[Any, ...], make: Callable[[], Model]) -> Model:
 
 
 class Processor:
-    """What a vision tower sees: shortest edge resized, centre cropped, normalised.
+    """Preprocessing for a vision tower: resize the shortest edge, crop the center, normalize.
 
-    `processor` resizes as the published image processor does (PIL, bicubic, on 8-bit pixels); `nft` as DiffusionNFT's
-    reward does (bilinear, on floats). Two of the same settings are equal, so that embeddings can be shared.
+    `processor` resizes like the published image processor (PIL, bicubic, on 8-bit pixels), `nft` like the reward of
+    DiffusionNFT (bilinear, on floats). Instances with the same settings are equal, so embeddings can be shared.
     """
 
     def __init__(
         self, size: int, crop: tuple[int, int], mean: Any, std: Any, preprocess: Preprocess, even: bool = False
     ) -> None:
         self.size, self.crop, self.mean, self.std, self.preprocess = size, crop, tuple(mean), tuple(std), preprocess
-        # Where the remainder is odd, the processor rounds the margin down; torchvision, in NFT's, to even.
+        # If the remainder is odd, the processor rounds the margin down; torchvision, which NFT uses, rounds to even.
         self.even = even or preprocess == "nft"
 
     def __eq__(self, other: object) -> bool:
@@ -137,27 +150,27 @@ class Processor:
         size = (self.size, long) if wide else (long, self.size)
         images = images.float().clamp(0, 1)
         if self.preprocess == "processor":
-            images = resized(images, size)
+            images = _resized(images, size)
         elif size != (height, width):
             images = functional.interpolate(images, size=size, mode="bilinear", antialias=True)
         rest = (size[0] - self.crop[0], size[1] - self.crop[1])
         top, left = (round(each / 2) if self.even else each // 2 for each in rest)
-        return normalised(images[..., top : top + self.crop[0], left : left + self.crop[1]], self.mean, self.std)
+        return normalized(images[..., top : top + self.crop[0], left : left + self.crop[1]], self.mean, self.std)
 
 
-def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """8-bit images of another size by PIL's bicubic filter, still in [0, 1]."""
+def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images in [0, 1], rounded to 8 bits and resized by PIL's bicubic filter."""
     levels = (images * 255).round()
     if size == tuple(images.shape[-2:]):
         return levels / 255
     pixels = levels.byte().permute(0, 2, 3, 1).cpu().numpy()
-    # PIL takes one image at a time. torch's filter takes a batch, but is up to 25 of 256 levels away.
+    # PIL takes one image at a time. The filter of torch takes a batch, but differs by up to 25 of 256 levels.
     small = [np.asarray(Image.fromarray(each).resize(size[::-1], Image.Resampling.BICUBIC)) for each in pixels]
     return torch.from_numpy(np.stack(small)).permute(0, 3, 1, 2).to(images.device).float() / 255
 
 
-def normalised(images: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
-    """Images less the mean, over the standard deviation, channel by channel."""
+def normalized(images: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
+    """(images − mean) / std per channel."""
     low, scale = (torch.tensor(values, device=images.device).view(3, 1, 1) for values in (mean, std))
     return (images - low) / scale
 
@@ -171,13 +184,13 @@ def load(
     dtype: str = "float32",
     offload: bool = False,
 ) -> tuple[Clip, Processor]:
-    """A `CLIPModel` and what it sees, from hub names or folders; a model that is loaded already is shared."""
+    """A `CLIPModel` and its preprocessing, from hub names or folders; a model that is already loaded is shared."""
     try:
         from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
     except ImportError as error:
         raise RecastError(f"{what} needs transformers 5 or later ({error})") from error
     if preprocess not in get_args(Preprocess):
-        raise RecastError(f"{what} knows the preprocessing 'processor' and 'nft', not {preprocess!r}")
+        raise RecastError(f"{what} has the preprocessing 'processor' and 'nft', not {preprocess!r}")
     where, numbers = devices.pick(device), devices.dtype(dtype)
     side = processor or model
     with checkpoints.loading("CLIP model", model):
@@ -194,14 +207,14 @@ def load(
 
 
 def finite(what: str, values: Tensor) -> Tensor:
-    """The same values; one that is not finite is an error, as NaN would be read as "does not apply"."""
+    """The same values; raises if one is not finite, since NaN would be read as "does not apply"."""
     if not values.isfinite().all():
-        raise RecastError(f"{what}'s output is not finite: its weights are broken, or its dtype too narrow")
+        raise RecastError(f"the output of {what} is not finite: its checkpoint is damaged, or its dtype too narrow")
     return values
 
 
 def check_batch(what: str, batch_size: int) -> int:
-    """A batch size that can be used."""
+    """The batch size; raises if it is below 1."""
     if batch_size < 1:
         raise RecastError(f"{what}'s batch_size must be at least 1, not {batch_size}")
     return batch_size

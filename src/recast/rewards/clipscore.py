@@ -1,4 +1,4 @@
-"""ClipScore: the cosine of CLIP's image and text embeddings."""
+"""ClipScore: the cosine similarity of CLIP's image and text embeddings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from recast.rewards import catalog, clip
 from recast.rewards.base import Images, as_tensor
 
+__all__ = ["ClipScore"]
+
 
 class ClipScore:
-    """The paper's ClipScore for any `CLIPModel`, from a hub name or a local folder.
+    """The ClipScore of the paper for any `CLIPModel`, given as a hub name or a local folder.
 
-    `preprocess="processor"` resizes as the model's own image processor does (bicubic, on 8-bit pixels);
-    `"nft"` as DiffusionNFT's reward does (bilinear, on floats).
+    `preprocess="processor"` resizes like the image processor of the model (bicubic, on 8-bit pixels), `"nft"` like
+    the reward of DiffusionNFT (bilinear, on floats).
     """
 
     def __init__(
@@ -35,6 +37,6 @@ class ClipScore:
     def __call__(
         self, images: Images, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
-        """cos for each image and its prompt."""
+        """Cosine of each image and its prompt."""
         found = self.clip.cosines(as_tensor(images, prompts), prompts, self.pixels, self.batch_size)
         return found.double().cpu().numpy()

@@ -1,25 +1,44 @@
-"""What GenEval's metadata asks of an image, and which of it a list of detected objects confirms."""
+"""The clauses in GenEval's metadata, and which of them the detected objects of an image confirm."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal, TypeAlias
 
 from recast.errors import RecastError
 
+__all__ = [
+    "CLASSES",
+    "COLORS",
+    "MAX_OBJECTS",
+    "RELATIONS",
+    "TAGS",
+    "Assessment",
+    "Clause",
+    "Entry",
+    "Mode",
+    "Objects",
+    "Request",
+    "assess",
+    "colored",
+    "parse",
+    "relations",
+]
+
 Mode = Literal["clauses", "strict", "partial"]
-Kind = Literal["object", "count", "color", "position"]
-Box: TypeAlias = tuple[float, float, float, float]
-"""Left, top, right, bottom; the last two are past the end."""
-Objects: TypeAlias = Mapping[str, Sequence[tuple[float, Box]]]
-"""Score and box of each object, by class, the highest score first."""
+_Kind = Literal["object", "count", "color", "position"]
+_Box: TypeAlias = tuple[float, float, float, float]
+"""Left, top, right, bottom; the last two are exclusive."""
+Objects: TypeAlias = Mapping[str, Sequence[tuple[float, _Box]]]
+"""Score and box of each detected object by class, in descending order of the score."""
 
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 MAX_OBJECTS = 16
-"""Objects of one class that are looked at."""
+"""Objects of one class that are considered."""
 # fmt: off
 CLASSES = (
     "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
@@ -32,15 +51,15 @@ CLASSES = (
     "sink", "refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
 )
 # fmt: on
-"""COCO's 80 classes in its order. GenEval has three names of its own: computer mouse, tv remote, computer keyboard."""
+"""COCO's 80 classes in its order; GenEval renames three: computer mouse, tv remote, computer keyboard."""
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 RELATIONS = ("left of", "right of", "above", "below")
-_MARGIN, _CUT, _NOTHING = 0.1, 0.5, 1e-3
+_MARGIN, _MIN_SHARE, _MIN_OFFSET = 0.1, 0.5, 1e-3
 
 
 @dataclass(frozen=True)
 class Entry:
-    """`count` objects of a class, of a color and in a relation to an earlier entry where these are asked for."""
+    """`count` objects of a class; optionally with a color, and in a relation to an earlier entry."""
 
     name: str
     count: int
@@ -50,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Request:
-    """What one prompt asks for. Of a class in `exclude` there must be fewer than the number."""
+    """What one prompt asks for. There must be fewer objects of a class in `exclude` than its number."""
 
     include: tuple[Entry, ...]
     exclude: tuple[tuple[str, int], ...] = ()
@@ -63,34 +82,37 @@ class Request:
 
 @dataclass(frozen=True)
 class Clause:
-    """One thing that the prompt asks of the objects of a class, and whether it was seen."""
+    """One requirement on the objects of a class, and whether the detections confirm it."""
 
     name: str
-    kind: Kind
+    kind: _Kind
     confirmed: bool
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The clauses of a prompt, the terms of its partial credit, and whether there are exactly as many of each class."""
+class Assessment:
+    """What each mode of the score is made of.
+
+    `clauses` of the prompt; `exact`: every entry has exactly its count; `terms` of the partial credit.
+    """
 
     clauses: tuple[Clause, ...]
-    terms: tuple[float, ...]
     exact: bool
+    terms: tuple[float, ...]
 
     def score(self, mode: Mode) -> float:
-        """A score in [0, 1]: see `recast.rewards.geneval.GenEval` for the modes."""
+        """A score in [0, 1]; `recast.rewards.geneval.GenEval` defines the modes."""
+        if mode == "partial":
+            return sum(self.terms) / len(self.terms)
         confirmed = [clause.confirmed for clause in self.clauses]
-        if mode == "clauses":
-            return sum(confirmed) / len(confirmed)
-        return float(self.exact and all(confirmed)) if mode == "strict" else sum(self.terms) / len(self.terms)
+        return float(self.exact and all(confirmed)) if mode == "strict" else sum(confirmed) / len(confirmed)
 
 
 def parse(metadata: Mapping[str, Any] | None, prompt: str) -> Request | None:
-    """What a row of GenEval's metadata asks for; None for a row without `include`.
+    """The request in a row of GenEval's metadata; None for a row without `include`.
 
-    Anything malformed is an error: an unknown class, color, relation or key, a count that is no positive number, a
-    position relative to anything but an earlier entry.
+    Raises RecastError for malformed metadata: an unknown class, color, relation or key, a count that is not a positive
+    integer, or a position relative to anything but an earlier entry.
     """
     if not metadata or not metadata.get("include"):
         return None
@@ -146,28 +168,31 @@ def _known(what: str, value: Any, known: Sequence[str], prompt: str) -> str:
 
 def _count(value: Any, most: int | None, prompt: str) -> int:
     if type(value) is not int or value < 1 or (most is not None and value > most):
-        limit = "of at least 1" if most is None else f"from 1 to {most}, the most objects of a class that are looked at"
-        raise _wrong(prompt, f"a count is a whole number {limit}, not {value!r}")
+        limit = (
+            "of at least 1" if most is None else f"from 1 to {most}, the most objects of a class that are considered"
+        )
+        raise _wrong(prompt, f"a count is an integer {limit}, not {value!r}")
     return value
 
 
-def relations(box: Box, other: Box) -> frozenset[str]:
-    """Where the first box lies, seen from the second: none, one or two of `RELATIONS`.
+def relations(box: _Box, other: _Box) -> frozenset[str]:
+    """The relations of the first box to the second: zero, one or two of `RELATIONS`.
 
-    The offset of the centres counts beyond a tenth of both boxes' sizes, as a part of its whole length: more than half.
+    The offset of the centers along an axis is reduced by a tenth of both boxes' sizes; a relation holds if more than
+    half of the length of the whole offset remains.
     """
     offset = [(box[k] + box[k + 2] - other[k] - other[k + 2]) / 2 for k in (0, 1)]
     sizes = [box[k + 2] - box[k] + other[k + 2] - other[k] for k in (0, 1)]
     beyond = [max(abs(o) - _MARGIN * size, 0.0) for o, size in zip(offset, sizes, strict=True)]
-    if max(beyond) < _NOTHING:
+    if max(beyond) < _MIN_OFFSET:
         return frozenset()
     length = math.hypot(*offset)
     pairs = zip((RELATIONS[:2], RELATIONS[2:]), offset, beyond, strict=True)
-    return frozenset(names[o > 0] for names, o, part in pairs if part / length > _CUT)
+    return frozenset(names[o > 0] for names, o, part in pairs if part / length > _MIN_SHARE)
 
 
 def colored(request: Request, objects: Objects) -> dict[str, int]:
-    """How many objects of which class need a color, the highest scores first."""
+    """Number of objects per class, in descending order of the score, whose color has to be known."""
     wanted: dict[str, int] = {}
     for entry in request.include:
         if entry.color is not None and len(objects.get(entry.name, ())) >= entry.count:
@@ -175,54 +200,103 @@ def colored(request: Request, objects: Objects) -> dict[str, int]:
     return wanted
 
 
-def judge(request: Request, objects: Objects, colors: Mapping[str, Sequence[str]]) -> Verdict:
-    """Which clauses the objects confirm; `colors` has those of the objects that `colored` names, by class.
+def assess(request: Request, objects: Objects, colors: Mapping[str, Sequence[str]]) -> Assessment:
+    """What the objects confirm of a request; `colors`, by class, are those of the objects that `colored` names.
 
-    Entries are judged on their own: two of the same class look at the same objects.
+    Entries are assessed independently of each other: two entries of one class consider the same objects.
     """
-    clauses: list[Clause] = []
-    terms: list[float] = []
-    groups: list[_Group | None] = []
-    for entry in request.include:
-        found = objects.get(entry.name, ())
-        enough, exact = len(found) >= entry.count, len(found) == entry.count
-        clauses.append(Clause(entry.name, "object", len(found) > 0))
-        if request.counts(entry):
-            fewer = all(len(found) < limit for name, limit in request.exclude if name == entry.name)
-            clauses.append(Clause(entry.name, "count", enough and fewer))
-        right = sum(color == entry.color for color in colors.get(entry.name, ())[: entry.count]) if enough else 0
-        matched = enough and (entry.color is None or right == entry.count)
-        group = _Group([box for _, box in found[: entry.count]], exact) if matched else None
-        terms.append(max(0.0, 1 - abs(entry.count - len(found)) / entry.count))
-        if not exact and (entry.color is not None or entry.position is not None):
-            terms.append(0.0)
-        if entry.color is not None:
-            clauses.append(Clause(entry.name, "color", matched))
-            terms += [right / entry.count] if exact else []
-        if entry.position is not None:
-            before, group = group, _placed(group, entry.position[0], groups[entry.position[1]])
-            clauses.append(Clause(entry.name, "position", group is not None))
-            terms += [float(group is not None and group.exact)] if before is not None and exact else []
-        groups.append(group)
-    named = {entry.name for entry in request.include}
-    others = [(name, limit) for name, limit in request.exclude if name not in named]
-    clauses += [Clause(name, "count", len(objects.get(name, ())) < limit) for name, limit in others]
-    exactly = all(len(objects.get(entry.name, ())) == entry.count for entry in request.include)
-    return Verdict(tuple(clauses), tuple(terms), exactly)
+    matches = [_match(entry, objects, colors) for entry in request.include]
+    placed = _placed(matches)
+    counted = _counted_exactly(matches)
+    clauses = [*_entry_clauses(request, matches, placed), *_exclude_clauses(request, objects)]
+    terms = [term for match, holds in zip(matches, placed, strict=True) for term in _terms(match, holds, counted)]
+    return Assessment(tuple(clauses), all(match.exact for match in matches), tuple(terms))
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Boxes of an entry whose clauses all hold, and whether there are exactly as many as asked for."""
+class _Match:
+    """An entry and the objects of its class.
 
-    boxes: list[Box]
-    exact: bool
+    `found` objects in all; `boxes` of the best `count`, of which `right` have the color (0 if there are too few).
+    """
+
+    entry: Entry
+    found: int
+    boxes: tuple[_Box, ...]
+    right: int
+
+    @property
+    def enough(self) -> bool:
+        return self.found >= self.entry.count
+
+    @property
+    def exact(self) -> bool:
+        return self.found == self.entry.count
+
+    @property
+    def in_color(self) -> bool:
+        """Whether there are enough objects and the best `count` have the color, if one is asked for."""
+        return self.enough and (self.entry.color is None or self.right == self.entry.count)
 
 
-def _placed(group: _Group | None, relation: str, target: _Group | None) -> _Group | None:
-    """The group, if each of its boxes is in the relation to each of the target's."""
-    if group is None or target is None:
-        return None
-    if not all(relation in relations(box, other) for box in group.boxes for other in target.boxes):
-        return None
-    return _Group(group.boxes, group.exact and target.exact)
+def _match(entry: Entry, objects: Objects, colors: Mapping[str, Sequence[str]]) -> _Match:
+    found = objects.get(entry.name, ())
+    boxes = tuple(box for _, box in found[: entry.count])
+    seen = colors.get(entry.name, ())[: entry.count] if len(found) >= entry.count else ()
+    return _Match(entry, len(found), boxes, sum(color == entry.color for color in seen))
+
+
+def _placed(matches: Sequence[_Match]) -> list[bool]:
+    """Per entry, whether its objects are there in their color and position; the target must be, too."""
+    placed: list[bool] = []
+    for match in matches:
+        holds = match.in_color
+        if match.entry.position is not None:
+            relation, target = match.entry.position
+            pairs = product(match.boxes, matches[target].boxes)
+            holds = holds and placed[target] and all(relation in relations(*pair) for pair in pairs)
+        placed.append(holds)
+    return placed
+
+
+def _counted_exactly(matches: Sequence[_Match]) -> list[bool]:
+    """Per entry, whether it and all entries that its position depends on have exactly their counts."""
+    exact: list[bool] = []
+    for match in matches:
+        exact.append(match.exact and (match.entry.position is None or exact[match.entry.position[1]]))
+    return exact
+
+
+def _entry_clauses(request: Request, matches: Sequence[_Match], placed: Sequence[bool]) -> Iterator[Clause]:
+    for match, holds in zip(matches, placed, strict=True):
+        entry = match.entry
+        yield Clause(entry.name, "object", match.found > 0)
+        if request.counts(entry):
+            below = all(match.found < limit for name, limit in request.exclude if name == entry.name)
+            yield Clause(entry.name, "count", match.enough and below)
+        if entry.color is not None:
+            yield Clause(entry.name, "color", match.in_color)
+        if entry.position is not None:
+            yield Clause(entry.name, "position", holds)
+
+
+def _exclude_clauses(request: Request, objects: Objects) -> Iterator[Clause]:
+    """Count clauses of the classes that only `exclude` names."""
+    included = {entry.name for entry in request.include}
+    for name, limit in request.exclude:
+        if name not in included:
+            yield Clause(name, "count", len(objects.get(name, ())) < limit)
+
+
+def _terms(match: _Match, holds: bool, counted: Sequence[bool]) -> Iterator[float]:
+    """Terms of the partial credit of one entry; `holds`: its objects are there in their color and position."""
+    entry = match.entry
+    yield max(0.0, 1 - abs(entry.count - match.found) / entry.count)
+    if not match.exact:
+        if entry.color is not None or entry.position is not None:
+            yield 0.0
+        return
+    if entry.color is not None:
+        yield match.right / entry.count
+    if entry.position is not None and match.in_color:
+        yield float(holds and counted[entry.position[1]])

@@ -1,4 +1,4 @@
-"""HPSv2: an open_clip ViT-H/14 tuned on preferences, its published file read into transformers' CLIP."""
+"""HPSv2: an open_clip ViT-H/14 fine-tuned on preferences; its published file is read into transformers' CLIP."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from recast.errors import RecastError
 from recast.rewards import catalog, checkpoints, clip
 from recast.rewards.base import Images, as_tensor
 
+__all__ = ["FILE", "HPSv2", "cleaned", "converted", "pixels"]
+
 FILE = "HPS_v2.1_compressed.pt"
-SIDE = 224
+_SIDE = 224
 _PLACES = {
     "visual.class_embedding": "vision_model.embeddings.class_embedding",
     "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
@@ -42,15 +44,15 @@ _PARTS = {
 
 
 class HPSv2:
-    """cos by HPS v2.1, no logit scale. `weights` is the published file, its folder or its hub repository.
+    """Cosine by HPS v2.1, without a logit scale; `checkpoint` is the published file, its folder or its hub repository.
 
-    An image's longest side becomes 224 and the rest is padded with black, nothing is cropped; prompts are cleaned as
-    open_clip cleans them. Both as in the published scorer.
+    As in the published scorer, the longest side of an image becomes 224, the rest is padded with black and nothing is
+    cropped, and prompts are cleaned as in open_clip.
     """
 
     def __init__(
         self,
-        weights: str | Path = catalog.HPSV2,
+        checkpoint: str | Path = catalog.HPSV2,
         tokenizer: str | Path = catalog.CLIP_H14,
         device: str = "auto",
         dtype: str = "float32",
@@ -60,45 +62,45 @@ class HPSv2:
         self.batch_size = clip.check_batch("hpsv2", batch_size)
         where, numbers = devices.pick(device), devices.dtype(dtype)
         self.clip = clip.shared(
-            ("hpsv2", str(weights), str(tokenizer), where, numbers, offload),
-            lambda: _load(weights, tokenizer, where, numbers, offload),
+            ("hpsv2", str(checkpoint), str(tokenizer), where, numbers, offload),
+            lambda: _load(checkpoint, tokenizer, where, numbers, offload),
         )
 
     def __call__(
         self, images: Images, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
-        """cos for each image and its prompt."""
+        """Cosine of each image and its prompt."""
         found = self.clip.cosines(as_tensor(images, prompts), prompts, pixels, self.batch_size)
         return found.double().cpu().numpy()
 
 
 def pixels(images: Tensor) -> Tensor:
-    """The whole image on a black square of 224 pixels, normalised."""
+    """The whole image on a black square of 224 pixels, normalized."""
     height, width = images.shape[-2:]
-    scale = SIDE / max(height, width)
+    scale = _SIDE / max(height, width)
     size = (round(height * scale), round(width * scale))
     images = images.float().clamp(0, 1)
     if size != (height, width):
         images = functional.interpolate(images, size=size, mode="bicubic", antialias=True)
-    down, across = SIDE - size[0], SIDE - size[1]
+    down, across = _SIDE - size[0], _SIDE - size[1]
     margins = (across // 2, across - across // 2, down // 2, down - down // 2)
-    return clip.normalised(functional.pad(images, margins))
+    return clip.normalized(functional.pad(images, margins))
 
 
 def cleaned(text: str) -> str:
-    """A prompt as open_clip's tokenizer takes it: mended, unescaped twice, single spaces, lower case."""
+    """A prompt as open_clip's tokenizer cleans it: repaired by ftfy, unescaped twice, single spaces, lower case."""
     import ftfy
 
-    mended = html.unescape(html.unescape(ftfy.fix_text(text)))
-    return " ".join(mended.split()).lower()
+    repaired = html.unescape(html.unescape(ftfy.fix_text(text)))
+    return " ".join(repaired.split()).lower()
 
 
 def converted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """open_clip's weights by the names of transformers' `CLIPModel`."""
+    """The tensors of open_clip under the names of transformers' `CLIPModel`."""
     made: dict[str, Tensor] = {}
     for name, value in state.items():
         if name in ("visual.proj", "text_projection"):
-            # Both transposed: the second is square, so forgetting it would go unnoticed.
+            # Both are transposed; the second is square, so a missing transpose would not raise an error.
             made["visual_projection.weight" if name == "visual.proj" else "text_projection.weight"] = (
                 value.T.contiguous()
             )
@@ -115,8 +117,8 @@ def converted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
-def config_of(state: Mapping[str, Tensor]) -> Any:
-    """The `CLIPConfig` that a checkpoint's own weights imply; heads are 80 wide in the vision tower, 64 in the text."""
+def _config_of(state: Mapping[str, Tensor]) -> Any:
+    """The `CLIPConfig` implied by the shapes in a checkpoint; heads are 80 wide in the vision tower, 64 in the text."""
     from transformers import CLIPConfig
 
     def layers(prefix: str) -> int:
@@ -135,7 +137,7 @@ def config_of(state: Mapping[str, Tensor]) -> Any:
         }
 
     convolution = state["visual.conv1.weight"]
-    vision = tower("visual.", convolution.shape[0], 80) | {"image_size": SIDE, "patch_size": convolution.shape[-1]}
+    vision = tower("visual.", convolution.shape[0], 80) | {"image_size": _SIDE, "patch_size": convolution.shape[-1]}
     words, width = state["token_embedding.weight"].shape
     text = tower("", width, 64) | {
         "vocab_size": words,
@@ -158,9 +160,9 @@ def _load(
         state = checkpoints.read(checkpoints.find(source, FILE))
         state.pop("logit_scale", None)  # not part of the score
         try:
-            config = config_of(state)
+            config = _config_of(state)
         except KeyError as error:
-            raise ValueError(f"it has no weights for {error.args[0]}") from error
+            raise ValueError(f"it has no tensor {error.args[0]}") from error
         model = checkpoints.pretrained(CLIPModel, None, config, converted(state) | {"logit_scale": torch.zeros(())})
     with checkpoints.loading("CLIP tokenizer", tokenizer):
         words = AutoTokenizer.from_pretrained(tokenizer)

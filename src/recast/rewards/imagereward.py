@@ -1,4 +1,4 @@
-"""ImageReward: BLIP reads prompt and image together, and a linear chain over its [CLS] state gives a signed score."""
+"""ImageReward: a signed score by a chain of linear layers over the [CLS] state of BLIP for prompt and image."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from recast.errors import RecastError
 from recast.rewards import aesthetic, catalog, checkpoints, clip
 from recast.rewards.base import Images, as_tensor
 
+__all__ = ["FILE", "ImageReward"]
+
 FILE = "ImageReward.pt"
-MEAN, STD = 0.16717362830052426, 1.0333394966054072
-"""Of the raw scores on the authors' data: what comes out is a z-score."""
-WORDS = 35
-"""Tokens of a prompt that are read."""
+_MEAN, _STD = 0.16717362830052426, 1.0333394966054072
+"""Of the raw scores on the authors' data: the reward is a z-score."""
+_TOKENS = 35
+"""Maximum length of a prompt in tokens."""
 _NAMES = {
     "cls_token": "embeddings.class_embedding",
     "pos_embed": "embeddings.position_embedding",
@@ -33,11 +35,11 @@ _PARTS = {".attn.qkv.": ".self_attn.qkv.", ".attn.proj.": ".self_attn.projection
 
 
 class ImageReward:
-    """z-scored preference by ImageReward-v1.0. `weights` is the published file, its folder or its hub repository."""
+    """z-score by ImageReward-v1.0; `checkpoint` is the published file, its folder or its hub repository."""
 
     def __init__(
         self,
-        weights: str | Path = catalog.IMAGEREWARD,
+        checkpoint: str | Path = catalog.IMAGEREWARD,
         tokenizer: str | Path = catalog.BERT,
         device: str = "auto",
         dtype: str = "float32",
@@ -46,7 +48,7 @@ class ImageReward:
     ) -> None:
         self.batch_size = clip.check_batch("imagereward", batch_size)
         self.device, self.dtype, self.offload = devices.pick(device), devices.dtype(dtype), offload
-        self.tokenizer, vision, text, head = _load(weights, tokenizer)
+        self.tokenizer, vision, text, head = _load(checkpoint, tokenizer)
         side = vision.config.image_size
         self.pixels = clip.Processor(side, (side, side), clip.MEAN, clip.STD, "processor", even=True)
         both = {"vision": vision.to(dtype=self.dtype), "text": text.to(dtype=self.dtype), "head": head}
@@ -56,19 +58,19 @@ class ImageReward:
     def __call__(
         self, images: Images, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
-        """One z-score for each image and its prompt."""
+        """One z-score per image."""
         images = as_tensor(images, prompts)
         found = [torch.empty(0)]
         with devices.visiting(self.model, self.device, self.offload):
             for start in range(0, len(images), self.batch_size):
                 part = slice(start, start + self.batch_size)
                 found.append(self._score(images[part], list(prompts[part])).cpu())
-        return (torch.cat(found).double().numpy() - MEAN) / STD
+        return (torch.cat(found).double().numpy() - _MEAN) / _STD
 
     def _score(self, images: Tensor, prompts: list[str]) -> Tensor:
         seen = self.model["vision"](pixel_values=self.pixels(images).to(self.device, self.dtype)).last_hidden_state
         tokens = self.tokenizer(
-            prompts, padding="max_length", max_length=WORDS, truncation=True, return_tensors="pt"
+            prompts, padding="max_length", max_length=_TOKENS, truncation=True, return_tensors="pt"
         ).to(self.device)
         read = self.model["text"](
             input_ids=tokens["input_ids"],
@@ -80,7 +82,7 @@ class ImageReward:
 
     @staticmethod
     def positive(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """For gain curves: a sigmoid, as in the paper."""
+        """For gain curves: a sigmoid (App. E.1)."""
         return expit(scores)
 
 
@@ -96,25 +98,25 @@ def _load(source: str | Path, tokenizer: str | Path) -> tuple[Any, Any, Any, nn.
         }
         eyes, words, chain = parts.values()
         try:
-            vision = checkpoints.pretrained(BlipVisionModel, None, vision_config(eyes), converted(eyes))
-            text = checkpoints.pretrained(BlipTextModel, None, text_config(words), words, add_pooling_layer=False)
+            vision = checkpoints.pretrained(BlipVisionModel, None, _vision_config(eyes), _converted(eyes))
+            text = checkpoints.pretrained(BlipTextModel, None, _text_config(words), words, add_pooling_layer=False)
             head = aesthetic.head(words["embeddings.word_embeddings.weight"].shape[1])
         except KeyError as error:
-            raise ValueError(f"it has no weights for {error.args[0]}") from error
+            raise ValueError(f"it has no tensor {error.args[0]}") from error
         checkpoints.fill(head, chain)
     with checkpoints.loading("BERT tokenizer", tokenizer):
         return AutoTokenizer.from_pretrained(tokenizer), vision, text, head
 
 
 def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The weights under a prefix; older files also keep the positions' numbers, which are no weights."""
+    """The tensors under a prefix, without the position indices that older files contain."""
     found = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     found.pop("embeddings.position_ids", None)
     return found
 
 
-def converted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The vision tower's weights by the names of transformers' `BlipVisionModel`."""
+def _converted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the vision tower under the names of transformers' `BlipVisionModel`."""
     made = {}
     for name, value in state.items():
         start = next((old for old in _NAMES if name.startswith(old)), None)
@@ -125,8 +127,8 @@ def converted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
-def vision_config(state: Mapping[str, Tensor]) -> Any:
-    """Sizes that the vision weights imply, heads 64 wide; the class's own defaults are another model's."""
+def _vision_config(state: Mapping[str, Tensor]) -> Any:
+    """The sizes implied by the tensors of the vision tower, with heads 64 wide."""
     from transformers import BlipVisionConfig
 
     width, _, patch, _ = state["patch_embed.proj.weight"].shape
@@ -142,8 +144,8 @@ def vision_config(state: Mapping[str, Tensor]) -> Any:
     )
 
 
-def text_config(state: Mapping[str, Tensor]) -> Any:
-    """Sizes that the text weights imply. `is_decoder` makes cross-attention here; in the call it would be causal."""
+def _text_config(state: Mapping[str, Tensor]) -> Any:
+    """The sizes implied by the text tensors; `is_decoder` adds cross-attention, without a causal mask in the call."""
     from transformers import BlipTextConfig
 
     words, width = state["embeddings.word_embeddings.weight"].shape

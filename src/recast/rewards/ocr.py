@@ -1,4 +1,4 @@
-"""OCR: how much of the text that a prompt quotes can be read in the image."""
+"""OCR: how much of the text quoted in the prompt can be read in the image."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from recast import processes
 from recast.errors import RecastError
 from recast.rewards.base import Images, as_tensor
 
-Engine = Literal["rapidocr", "paddleocr"]
+__all__ = ["OCR", "similarity", "target"]
+
+_Engine = Literal["rapidocr", "paddleocr"]
 _QUOTED = re.compile(r'"([^"]*)"|“([^”]*)”')
-SIDE = 64
-"""The detector enlarges images whose shorter side is below this. rapidocr's own 736 is no more accurate on rendered
-text of 64 to 512 pixels and 15 times slower at 64."""
+_SIDE = 64
+"""The detector enlarges images whose shorter side is below this. On rendered text of 64 to 512 pixels, rapidocr's
+default of 736 is not more accurate, and 15 times slower at 64 pixels."""
 
 
 def target(prompt: str) -> str | None:
-    """The text between the first pair of double quotes, without white space and in lower case; None if there is none.
+    """The text in the first pair of double quotes, in lower case and without white space; None without such a text.
 
     >>> target('a sign that says "Open 24 h" and "closed"')
     'open24h'
@@ -38,7 +40,7 @@ def _plain(text: str) -> str:
 
 
 def similarity(read: str, wanted: str) -> float:
-    """1 − min(Levenshtein, |wanted|) / |wanted|, and 1 wherever `wanted` occurs in what was read."""
+    """1 − min(Levenshtein, |wanted|) / |wanted|, and 1 if `wanted` occurs in `read`."""
     from rapidfuzz.distance import Levenshtein
 
     if wanted in read:
@@ -47,28 +49,28 @@ def similarity(read: str, wanted: str) -> float:
 
 
 class OCR:
-    """The paper's OCR reward; NaN for a prompt that quotes nothing.
+    """The OCR reward of the paper; NaN for a prompt without quoted text.
 
-    `rapidocr` brings PP-OCR's weights with it and reads offline; `paddleocr` (3 or later, installed by the user, who
-    lets it download its models) is the engine of the paper. Both read with angle classification off. Images are read
-    side by side by `threads` engines, this process's share of the cores unless told.
+    `rapidocr` includes the PP-OCR models and works offline; `paddleocr` (3 or later, to be installed separately; it
+    downloads its models) is the engine of the paper. Angle classification is off in both. `threads` engines read images
+    in parallel, by default as many as this process has cores.
     """
 
-    def __init__(self, engine: Engine = "rapidocr", threads: int | None = None) -> None:
-        if engine not in get_args(Engine):
-            raise RecastError(f"ocr's engine is rapidocr or paddleocr, not {engine!r}")
+    def __init__(self, engine: _Engine = "rapidocr", threads: int | None = None) -> None:
+        if engine not in get_args(_Engine):
+            raise RecastError(f"ocr's engine must be rapidocr or paddleocr, not {engine!r}")
         if threads is not None and threads < 1:
             raise RecastError(f"ocr's threads must be at least 1, not {threads}")
         self._make: Callable[[], Callable[[NDArray[np.uint8]], str]] = _rapid if engine == "rapidocr" else _paddle
         self._local = threading.local()
-        self._local.read = self._make()  # a missing package is known at once
+        self._local.read = self._make()  # raises now if the package is missing
         self._threads = threads or processes.cores()
         self._pool: ThreadPoolExecutor | None = None
 
     def __call__(
         self, images: Images, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
-        """How much of each prompt's quoted text is in its image."""
+        """Similarity of the text in each image to the quoted text of its prompt."""
         images = as_tensor(images, prompts)
         wanted = [target(prompt) for prompt in prompts]
         asked = [k for k, text in enumerate(wanted) if text is not None]
@@ -78,9 +80,9 @@ class OCR:
         return scores
 
     def read(self, images: Images) -> list[str]:
-        """All text in each image, as it stands there."""
+        """The text in each image."""
         pixels = (as_tensor(images, [""] * len(images)) * 255).round().clamp(0, 255).byte()
-        # OpenCV's order of colours, which both engines expect of arrays.
+        # OpenCV's order of the color channels, which both engines expect.
         pages = np.ascontiguousarray(pixels.permute(0, 2, 3, 1).cpu().numpy()[..., ::-1])
         if self._threads == 1 or len(pages) == 1:
             return [self._page(page) for page in pages]
@@ -89,7 +91,7 @@ class OCR:
         return list(self._pool.map(self._page, pages))
 
     def _page(self, page: NDArray[np.uint8]) -> str:
-        if not hasattr(self._local, "read"):  # engines keep state while they read: one for each thread
+        if not hasattr(self._local, "read"):  # engines are not thread-safe: one per thread
             self._local.read = self._make()
         return str(self._local.read(page))
 
@@ -102,9 +104,9 @@ def _rapid() -> Callable[[NDArray[np.uint8]], str]:
     engine = RapidOCR(
         params={
             "Global.use_cls": False,
-            "Global.text_score": 0.0,  # half-legible text is what training must tell from none
+            "Global.text_score": 0.0,  # keep half-legible text: training must distinguish it from no text
             "Global.log_level": "critical",
-            "Det.limit_side_len": SIDE,
+            "Det.limit_side_len": _SIDE,
             "Det.limit_type": "min",
             "EngineConfig.onnxruntime.intra_op_num_threads": 1,
         }
@@ -113,7 +115,7 @@ def _rapid() -> Callable[[NDArray[np.uint8]], str]:
 
 
 def _paddle() -> Callable[[NDArray[np.uint8]], str]:
-    os.environ.setdefault("PADDLE_PDX_DISABLE_MODEL_SOURCE_CHECK", "True")  # else it looks for a network at every start
+    os.environ.setdefault("PADDLE_PDX_DISABLE_MODEL_SOURCE_CHECK", "True")  # else every start accesses the network
     try:
         from paddleocr import PaddleOCR
     except ImportError as error:

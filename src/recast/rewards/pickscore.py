@@ -1,4 +1,4 @@
-"""PickScore: a CLIP ViT-H/14 tuned on preferences, (e^s / 26)·cos with its own logit scale s."""
+"""PickScore: a CLIP ViT-H/14 fine-tuned on preferences, (e^s / 26)·cos with its own logit scale s."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from recast.rewards import catalog, clip
 from recast.rewards.base import Images, as_tensor
 
-SCALE = 26.0
+__all__ = ["PickScore"]
+
+_SCALE = 26.0
 """The constant of the RL codebases and of the paper: e^s is about 98.9, so scores are about 3.8·cos."""
 
 
 class PickScore:
-    """`yuvalkirstain/PickScore_v1` with the processor of the model it was tuned from."""
+    """`yuvalkirstain/PickScore_v1` with the processor of the model it was fine-tuned from."""
 
     def __init__(
         self,
@@ -30,7 +32,7 @@ class PickScore:
     ) -> None:
         self.batch_size = clip.check_batch("pickscore", batch_size)
         self.clip, self.pixels = clip.load("pickscore", model, processor, device=device, dtype=dtype, offload=offload)
-        self.scale = self.clip.scale / SCALE
+        self.scale = self.clip.scale / _SCALE
 
     def __call__(
         self, images: Images, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None

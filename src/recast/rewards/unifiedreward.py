@@ -1,4 +1,4 @@
-"""UnifiedReward: a vision-language model behind an OpenAI-compatible server grades each image from 1 to 5."""
+"""UnifiedReward: a vision-language model behind an OpenAI-compatible endpoint grades each image from 1 to 5."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from recast.errors import RecastError
 from recast.rewards import catalog
 from recast.rewards.base import Images, as_tensor
 
-Task = tuple[NDArray[np.uint8], str]
-THREE = ("alignment", "coherence", "style")
-# "Style Score (1-5): 3.62", "**Final Score:** 4/5"; never the beginning of "3,5", "1-5", "4/10" or "3.2e1".
+__all__ = ["UnifiedReward", "parse"]
+
+_Task = tuple[NDArray[np.uint8], str]
+_THREE = ("alignment", "coherence", "style")
+# "Style Score (1-5): 3.62", "**Final Score:** 4/5"; never the first part of "3,5", "1-5", "4/10" or "3.2e1".
 _SCORE = (
     r"\b{} score\b[ \t*_]*(?:\(1\s*[-–]\s*5\))?[ \t*_]*:[ \t*_]*([-+]?\d+(?:\.\d+)?)"
     r"(?:\s*(?:/|out of)\s*5(?:\.0)?)?(?!\s*(?:/|out of)|\s*[-–]\s*\d|[\w%]|[.,]\d)"
@@ -31,12 +33,13 @@ _SCORE = (
 
 
 class UnifiedReward:
-    """The grade of an image for its prompt: the final score of the answer, or the mean of its three.
+    """The grade of an image for its prompt: the final score of the answer, or the mean of its three scores.
 
-    Ask a server of your own (`vllm serve CodeGoat24/UnifiedReward-2.0-qwen3vl-8b`) or another under `base_url`; a key
-    is sent where the environment has `key_variable`. Images become PNGs of `size` × `size` pixels, as those that the
-    model is published with. `template` is a text file with {prompt} in it, and may ask for either form of answer;
-    without one, the wording is this package's. The same image and prompt are asked for once a call.
+    The endpoint is your own server (`vllm serve CodeGoat24/UnifiedReward-2.0-qwen3vl-8b`) or another one under
+    `base_url`; the environment variable `key_variable`, if set, is sent as the key. Images are sent as PNGs of
+    `size` × `size` pixels, the size the model is published with. `template` is a text file that contains {prompt} and
+    may ask for either form of answer; the default wording is that of this package. Within a call, every distinct pair
+    of image and prompt is requested once.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class UnifiedReward:
         max_tokens: int = 1024,
     ) -> None:
         if size < 1 or max_tokens < 1:
-            raise RecastError(f"unifiedreward's size and max_tokens are at least 1, not {size} and {max_tokens}")
+            raise RecastError(f"unifiedreward's size and max_tokens must be at least 1, not {size} and {max_tokens}")
         self.model, self.size, self.max_tokens, self.template = model, size, max_tokens, _template(template)
         self.endpoint = Endpoint(
             base_url, key_variable, concurrency=concurrency, retries=retries, backoff=backoff, timeout=timeout
@@ -66,9 +69,9 @@ class UnifiedReward:
         return self.details(images, prompts)["score"]
 
     def details(self, images: Images, prompts: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-        """`score` and what it was made of: `alignment`, `coherence`, `style` and `final`, NaN where not given."""
+        """`score` and its parts `alignment`, `coherence`, `style` and `final`; NaN where the answer has none."""
         pixels = (as_tensor(images, prompts).float() * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-        tasks: dict[tuple[bytes, str], Task] = {}
+        tasks: dict[tuple[bytes, str], _Task] = {}
         order = []
         for image, prompt in zip(pixels, prompts, strict=True):
             order.append((hashlib.sha256(image.tobytes()).digest(), prompt))
@@ -77,9 +80,9 @@ class UnifiedReward:
             self._ask, list(tasks.values()), lambda task: f"no score for the prompt {task[1]!r}"
         )
         found = dict(zip(tasks, answers, strict=True))
-        return {part: np.array([found[key][part] for key in order], np.float64) for part in ("score", *THREE, "final")}
+        return {part: np.array([found[key][part] for key in order], np.float64) for part in ("score", *_THREE, "final")}
 
-    def _ask(self, task: Task) -> dict[str, float]:
+    def _ask(self, task: _Task) -> dict[str, float]:
         pixels, prompt = task
         data = base64.b64encode(_png(pixels, self.size)).decode()
         content = [
@@ -93,8 +96,8 @@ class UnifiedReward:
             "max_tokens": self.max_tokens,
         }
         reply = self.endpoint.post("chat/completions", body, f"the prompt {prompt!r}")
-        text, cut = self.endpoint.said(reply)
-        if cut:  # 3.6 may be the beginning of 3.62, or of nothing
+        text, cut = self.endpoint.text_of(reply)
+        if cut:  # 3.6 may be a truncated 3.62
             raise UnreadableError(f"the answer was cut at max_tokens = {self.max_tokens}")
         try:
             return parse(text)
@@ -103,7 +106,7 @@ class UnifiedReward:
 
 
 def parse(text: str) -> dict[str, float]:
-    r"""`score` and parts of an answer, NaN for the parts it does not have; without a score in [1, 5] a ValueError.
+    r"""`score` and parts of an answer, NaN for absent parts; raises ValueError without a score in [1, 5].
 
     >>> parse("Alignment Score (1-5): 4\nCoherence Score (1-5): 3.5\nStyle Score (1-5): 3")["score"]
     3.5
@@ -111,19 +114,19 @@ def parse(text: str) -> dict[str, float]:
     4.5
     """
     parts = {}
-    for part in (*THREE, "final"):
+    for part in (*_THREE, "final"):
         found = re.findall(_SCORE.format(part), text, re.IGNORECASE)
-        parts[part] = float(found[-1]) if found else math.nan  # an answer comes after the reasons for it
+        parts[part] = float(found[-1]) if found else math.nan  # the answer follows its reasons
         if found and not 1 <= parts[part] <= 5:
             raise ValueError(f"the {part} score {found[-1]} is outside [1, 5]")
-    score = parts["final"] if not math.isnan(parts["final"]) else sum(parts[part] for part in THREE) / len(THREE)
+    score = parts["final"] if not math.isnan(parts["final"]) else sum(parts[part] for part in _THREE) / len(_THREE)
     if math.isnan(score):
         raise ValueError("the answer has neither a final score nor all three of alignment, coherence and style")
     return {"score": score, **parts}
 
 
 def _png(pixels: NDArray[np.uint8], size: int) -> bytes:
-    """A PNG of size × size, packed loosely: the server has more time for it than we."""
+    """A PNG of size × size pixels, with fast compression."""
     page = Image.fromarray(pixels)
     if page.size != (size, size):
         page = page.resize((size, size), Image.Resampling.BICUBIC)
@@ -133,12 +136,12 @@ def _png(pixels: NDArray[np.uint8], size: int) -> bytes:
 
 
 def _template(path: str | Path | None) -> str:
-    """The text of a template, which has a place for the prompt."""
+    """The text of a template; raises if it has no placeholder for the prompt."""
     source = files("recast.rewards") / "data/unifiedreward.txt" if path is None else Path(path).expanduser()
     try:
-        text = source.read_text(encoding="utf-8").rstrip("\n")  # an editor's, not the author's
+        text = source.read_text(encoding="utf-8").rstrip("\n")  # editors add it
     except (OSError, UnicodeDecodeError) as error:
         raise RecastError(f"unifiedreward's template {source} cannot be read: {error}") from error
     if "{prompt}" not in text:
-        raise RecastError(f"unifiedreward's template {source} has no {{prompt}}, the place where the prompt goes")
+        raise RecastError(f"unifiedreward's template {source} has no placeholder {{prompt}}")
     return text

@@ -1,7 +1,7 @@
-"""What stands where in an image of the shapes world, by least squares against the renderer's objects.
+"""Object detection in images of the shapes world, by least squares against the objects of the renderer.
 
-The counterpart of GenEval's detector: a cell is an object when one of the renderer's explains most of what is
-on it. All images at once, as a few matrix products.
+The counterpart of GenEval's detector: a cell contains an object if one of the renderer's objects explains most of its
+content. All images are processed at once, as a few matrix products.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from torch import Tensor
 from recast.errors import RecastError
 from recast.shapes import render
 
-DRAWN = 0.06
-"""Root mean square difference from paper above which a cell has something on it; an object makes 0.2 to 0.4."""
+__all__ = ["Reading", "read"]
+
+_DRAWN = 0.06
+"""Root mean square difference from the paper above which a cell counts as drawn; an object has 0.2 to 0.4."""
 _ROUNDING = 1 / 255**2 / 12
-EXPLAINED = 0.5
-"""An object is one when it leaves at most this share of that difference, as a ratio of root mean squares."""
+_EXPLAINED = 0.5
+"""An object is certain if it leaves at most this share of the difference, as a ratio of root mean squares."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A batch of images, cell by cell (B, 16).
+    """The content of each cell of a batch of images, (B, 16).
 
-    `drawn`: something is there. `held`: the object it is closest to. `certain`: it is that object.
-    `error`: root mean square over the object's own pixels. `paper_error` (B,): the same over everything else, that is
-    over all pixels that no certain object covers.
+    `drawn`: something is drawn. `held`: the index of the closest object. `certain`: it is that object. `error`: root
+    mean square error over the pixels of the object. `paper_error` (B,): the same over all pixels that no certain object
+    covers.
     """
 
     drawn: Tensor
@@ -40,8 +42,8 @@ class Reading:
 
 
 def read(images: Tensor) -> Reading:
-    """Detect the objects of images (B, 3, 64, 64) in [0, 1]; the same batch is read once for several rewards."""
-    if images.is_inference():  # changes of such a tensor leave no trace
+    """Detect the objects in images (B, 3, 64, 64) in [0, 1]; the result for the last batch is cached."""
+    if images.is_inference():  # changes of such a tensor cannot be noticed
         return _read(images)
     latest = _latest.get("reading")
     if latest is None or latest[0]() is not images or latest[1] != images._version:
@@ -65,7 +67,7 @@ def _read(images: Tensor) -> Reading:
     difference = cells - paper
     square = difference.square().sum(2)
     pixels = cells.shape[-1]
-    # ‖difference − (object − coverage · paper)‖² over the pixels the object touches, multiplied out.
+    # ‖difference − (object − coverage · paper)‖² over the pixels of the object, expanded.
     touched = (table.coverage > 0).float()
     cover = table.coverage[:, None].expand_as(table.image)
     inside = (
@@ -79,19 +81,19 @@ def _read(images: Tensor) -> Reading:
     outside = square @ (1 - touched).T
     left, held = (inside + outside).clamp(min=0).min(-1)
     there = square.sum(-1)
-    drawn = there > DRAWN**2 * 3 * pixels
+    drawn = there > _DRAWN**2 * 3 * pixels
     own = inside.gather(-1, held[..., None])[..., 0] / (3 * touched.sum(1)[held])
-    certain = drawn & (left < EXPLAINED**2 * there)
+    certain = drawn & (left < _EXPLAINED**2 * there)
     open_paper = 1 - certain[..., None] * touched[held]
     stray = (square * open_paper).sum((1, 2)) / (3 * open_paper.sum((1, 2)))
-    # Images that were stored in 8 bits are as clean as those that were not.
+    # The rounding of images stored in 8 bits does not count as an error.
     stray = (stray - _ROUNDING).clamp(min=0)
     return Reading(drawn, held, certain, own.clamp(min=0).sqrt(), stray.sqrt())
 
 
 @cache
 def _ring() -> Tensor:
-    """(256,): 1 on the outermost pixels of a cell, which no object reaches."""
+    """(256,): 1 on the outermost pixels of a cell, which no object covers."""
     ring = torch.ones(render.CELL, render.CELL)
     ring[1:-1, 1:-1] = 0
     return ring.flatten()
@@ -99,7 +101,7 @@ def _ring() -> Tensor:
 
 @cache
 def _paper_fit() -> Tensor:
-    """(64, pixels): from ring pixels to the rows' colours, least squares on a constant and a slope."""
+    """(64, pixels): the map from ring pixels to the colors of the rows, a least-squares fit of constant and slope."""
     ring = render.from_cells(_ring().expand(1, render.CELLS, 1, -1))[0, 0].bool()
     height = torch.linspace(-1, 1, render.SIZE, dtype=torch.float64)
     basis = torch.stack([torch.ones_like(height), height], dim=1)
@@ -108,7 +110,7 @@ def _paper_fit() -> Tensor:
 
 
 def _paper(images: Tensor) -> Tensor:
-    """The paper under the objects (B, 3, 64, 64), from the pixels that objects never cover, in the world's pastels."""
+    """The paper under the objects (B, 3, 64, 64), fitted to the pixels that objects never cover."""
     ring = render.from_cells(_ring().expand(1, render.CELLS, 1, -1))[0, 0].bool()
     column = (images[:, :, ring] @ _paper_fit().T).clamp(*render.PAPER)
     return column[..., None].expand_as(images)

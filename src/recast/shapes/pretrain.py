@@ -1,7 +1,7 @@
-"""`recast shapes pretrain`: the base pipeline by flow matching, and CLIP by contrast, from nothing.
+"""`recast shapes pretrain`: train the base pipeline by flow matching, and CLIP by a contrastive loss, from scratch.
 
-Both are functions of the seed alone. Every step draws its data from (seed, step), and the state is
-written every few steps, so a killed run goes on where it was and ends with the same weights.
+Both depend on the seed alone: every step draws its data from (seed, step), and the state is saved every few steps, so
+an interrupted run resumes where it stopped and ends with the same parameters.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -28,22 +28,33 @@ from recast import config
 from recast.errors import RecastError
 from recast.flow import sd3
 from recast.flow.generate import generate
+from recast.progress import Progress
 from recast.quiet import quiet
 from recast.rewards import base
 from recast.shapes import models, prompts, render
 
-Progress = Callable[[Iterable[int], str, int], Iterable[int]]
+__all__ = [
+    "CLIP",
+    "EVERY",
+    "FLOW",
+    "SEED",
+    "Hyperparameters",
+    "clip_loss",
+    "fit",
+    "flow_loss",
+    "measure",
+    "pretrain",
+]
+
 EVERY = 50
-"""Steps between two entries of the log and two saved states."""
-
-
+"""Steps between two entries of the log, and between two saved states."""
 SEED = 42
-"""Image k of a split is sampled from seed 42 + k, as the paper's evaluation images are."""
+"""Image k of a split is sampled with the seed 42 + k, as in the evaluation of the paper."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What decides a model's weights, beside its architecture."""
+class Hyperparameters:
+    """The settings that decide the parameters of a model, besides its architecture."""
 
     seed: int
     steps: int
@@ -53,27 +64,27 @@ class Plan:
     ema: float = 0.999
 
 
-FLOW = Plan(seed=0, steps=1200, batch=64, learning_rate=2e-3)
-CLIP = Plan(seed=1, steps=800, batch=128, learning_rate=2e-3)
+FLOW = Hyperparameters(seed=0, steps=1200, batch=64, learning_rate=2e-3)
+CLIP = Hyperparameters(seed=1, steps=800, batch=128, learning_rate=2e-3)
 
 
 def fit(
     parameters: Sequence[Parameter],
     loss: Callable[[int], Tensor],
-    plan: Plan,
+    settings: Hyperparameters,
     state: Path,
     progress: Progress,
     title: str,
 ) -> list[dict[str, float]]:
-    """Train `parameters` in place by AdamW, cosine decay and EMA; returns the log. Resumes from `state`."""
-    optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
-    average = EMAModel(parameters, decay=plan.ema)
-    start, log = _restore(state, plan, parameters, optimizer, average)
+    """Train `parameters` in place by AdamW with cosine decay and EMA, resuming from `state`; returns the log."""
+    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    average = EMAModel(parameters, decay=settings.ema)
+    start, log = _restore(state, settings, parameters, optimizer, average)
     running = 0.0
-    for step in progress(range(start, plan.steps), title, plan.steps - start):
+    for step in progress(range(start, settings.steps), title, settings.steps - start):
         warm = min(1.0, (step + 1) / 50)
         for group in optimizer.param_groups:
-            group["lr"] = plan.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / plan.steps))
+            group["lr"] = settings.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / settings.steps))
         value = loss(step)
         optimizer.zero_grad(set_to_none=True)
         value.backward()
@@ -81,17 +92,17 @@ def fit(
         optimizer.step()
         average.step(parameters)
         running += float(value.detach())
-        if (step + 1) % EVERY == 0 or step + 1 == plan.steps:
+        if (step + 1) % EVERY == 0 or step + 1 == settings.steps:
             log.append({"step": step + 1, "loss": round(running / (step % EVERY + 1), 6)})
             running = 0.0
-            _store(state, plan, step + 1, log, parameters, optimizer, average)
+            _store(state, settings, step + 1, log, parameters, optimizer, average)
     average.copy_to(parameters)
     return log
 
 
 def _store(
     path: Path,
-    plan: Plan,
+    settings: Hyperparameters,
     step: int,
     log: list[dict[str, float]],
     parameters: Sequence[Parameter],
@@ -104,7 +115,7 @@ def _store(
         tensors |= {f"weight.{k}": parameter.data, f"average.{k}": average.shadow_params[k]}
         tensors |= {f"first.{k}": moments["exp_avg"], f"second.{k}": moments["exp_avg_sq"]}
     temporary = path.with_name(f".{path.name}.tmp")
-    header = {"plan": json.dumps(asdict(plan)), "world": _world(), "step": str(step), "log": json.dumps(log)}
+    header = {"plan": json.dumps(asdict(settings)), "world": _data_hash(), "step": str(step), "log": json.dumps(log)}
     try:
         save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, temporary, header)
         temporary.replace(path)
@@ -113,9 +124,13 @@ def _store(
 
 
 def _restore(
-    path: Path, plan: Plan, parameters: Sequence[Parameter], optimizer: torch.optim.AdamW, average: EMAModel
+    path: Path,
+    settings: Hyperparameters,
+    parameters: Sequence[Parameter],
+    optimizer: torch.optim.AdamW,
+    average: EMAModel,
 ) -> tuple[int, list[dict[str, float]]]:
-    if not check_state(path, plan):
+    if not _check_state(path, settings):
         return 0, []
     try:
         with safe_open(path, "pt") as file:
@@ -130,13 +145,13 @@ def _restore(
                     "exp_avg_sq": file.get_tensor(f"second.{k}"),
                 }
     except (SafetensorError, RuntimeError, KeyError) as error:
-        raise RecastError(f"{path} is of another model ({error}): remove it, or choose another --out") from error
+        raise RecastError(f"{path} belongs to another model ({error}): remove it, or choose another --out") from error
     average.optimization_step = step
     return step, json.loads(header["log"])
 
 
-def check_state(path: Path, plan: Plan) -> bool:
-    """Whether there is a state to go on from; one that this plan and this world did not make is an error."""
+def _check_state(path: Path, settings: Hyperparameters) -> bool:
+    """Whether there is a state to resume from; raises if it was made with other settings or other data."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -145,33 +160,35 @@ def check_state(path: Path, plan: Plan) -> bool:
             header = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise RecastError(f"{path} cannot be used ({error}): remove it, or choose another --out") from error
-    if header.get("plan") != json.dumps(asdict(plan)):
-        raise RecastError(f"{path} was made by another plan ({header.get('plan')}): remove it, or choose another --out")
-    if header.get("world") != _world():
-        raise RecastError(f"{path} was made in another version of the world: remove it, or choose another --out")
+    if header.get("plan") != json.dumps(asdict(settings)):
+        raise RecastError(
+            f"{path} was made with other settings ({header.get('plan')}): remove it, or choose another --out"
+        )
+    if header.get("world") != _data_hash():
+        raise RecastError(f"{path} was made with other prompts or another renderer: remove it, or choose another --out")
     return True
 
 
 @cache
-def _world() -> str:
-    """Hash of what the models learn from, beside the plan: some prompts, and how they are drawn."""
+def _data_hash() -> str:
+    """Hash of the training data: the prompts, and rendered images of some of them."""
     rows = prompts.load("train")
     drawn = render.render(rows[:64], 0).numpy().tobytes()
     return hashlib.sha256(drawn + json.dumps(rows).encode()).hexdigest()
 
 
-def flow_loss(pipe: Any, plan: Plan) -> Callable[[int], Tensor]:
-    """Flow matching on renders of training prompts: σ logit-normal, one in five uniform; a tenth unprompted."""
+def flow_loss(pipe: Any, settings: Hyperparameters) -> Callable[[int], Tensor]:
+    """Flow matching on rendered training prompts: σ is logit-normal, for one in five uniform; a tenth has no prompt."""
     rows = prompts.load("train")
     scale, shift = pipe.vae.config.scaling_factor, pipe.vae.config.shift_factor
 
     def loss(step: int) -> Tensor:
-        rng = np.random.default_rng([plan.seed, step])
-        chosen = [rows[k] for k in rng.integers(0, len(rows), plan.batch)]
+        rng = np.random.default_rng([settings.seed, step])
+        chosen = [rows[k] for k in rng.integers(0, len(rows), settings.batch)]
         images = render.render(chosen, int(rng.integers(2**31)))
         clean = (pipe.vae.encode(2 * images - 1).latent_dist.mode() - shift) * scale
-        normal = rng.standard_normal(plan.batch)
-        sigma = np.where(rng.random(plan.batch) < 0.2, rng.random(plan.batch), 1 / (1 + np.exp(-normal)))
+        normal = rng.standard_normal(settings.batch)
+        sigma = np.where(rng.random(settings.batch) < 0.2, rng.random(settings.batch), 1 / (1 + np.exp(-normal)))
         texts = ["" if rng.random() < 0.1 else row["prompt"] for row in chosen]
         embeds, _, pooled, _ = pipe.encode_prompt(
             texts, None, None, do_classifier_free_guidance=False, max_sequence_length=1
@@ -191,36 +208,36 @@ def flow_loss(pipe: Any, plan: Plan) -> Callable[[int], Tensor]:
     return loss
 
 
-def clip_loss(model: Any, processor: Any, plan: Plan) -> Callable[[int], Tensor]:
-    """Contrast of renders and their prompts in both directions, on images with some noise added.
+def clip_loss(model: Any, processor: Any, settings: Hyperparameters) -> Callable[[int], Tensor]:
+    """The contrastive loss of rendered images and their prompts in both directions, on slightly noisy images.
 
-    To a prompt, not only other prompts' images are wrong: so is half a batch of its own with an object less, or one
-    more. Without those CLIP does not learn to count, and an empty paper scores well for a single object.
+    The negatives of a prompt are the images of the others and half a batch of scenes with one object more or less.
+    Without the latter, CLIP does not learn to count, and an empty paper scores well for a single object.
     """
     rows = prompts.load("train")
     mean = torch.tensor(processor.image_processor.image_mean).view(3, 1, 1)
     std = torch.tensor(processor.image_processor.image_std).view(3, 1, 1)
 
     def loss(step: int) -> Tensor:
-        rng = np.random.default_rng([plan.seed, step])
-        chosen = [rows[k] for k in rng.permutation(len(rows))[: plan.batch]]
+        rng = np.random.default_rng([settings.seed, step])
+        chosen = [rows[k] for k in rng.permutation(len(rows))[: settings.batch]]
         held = np.stack([render.scene(row["include"], rng) for row in chosen])
-        held = np.concatenate([held, _miscounted(held[: plan.batch // 2], rng)])
+        held = np.concatenate([held, _miscounted(held[: settings.batch // 2], rng)])
         images = render.draw(held, render.paper(len(held), rng))
         images = images + torch.tensor(rng.standard_normal(images.shape) * rng.uniform(0, 0.1)).float()
         texts = processor.tokenizer(
             [row["prompt"] for row in chosen], padding="max_length", truncation=True, return_tensors="pt"
         )
         logits = model(pixel_values=(images - mean) / std, **texts).logits_per_text
-        right = torch.arange(plan.batch)
+        right = torch.arange(settings.batch)
         forward = functional.cross_entropy(logits, right)
-        return 0.5 * (forward + functional.cross_entropy(logits[:, : plan.batch].T, right))
+        return 0.5 * (forward + functional.cross_entropy(logits[:, : settings.batch].T, right))
 
     return loss
 
 
 def _miscounted(held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The scenes with one object taken away, or one of theirs drawn once more."""
+    """The scenes with one object removed or drawn a second time."""
     changed = held.copy()
     for scene in changed:
         full, empty = np.flatnonzero(scene != render.EMPTY), np.flatnonzero(scene == render.EMPTY)
@@ -232,15 +249,15 @@ def _miscounted(held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return changed
 
 
-def pretrain(out: Path, progress: Progress, flow: Plan, clip: Plan) -> dict[str, Any]:
-    """`out/pipeline` and `out/clip` from nothing; returns the plans, the losses and the scores on validation prompts.
+def pretrain(out: Path, progress: Progress, flow: Hyperparameters, clip: Hyperparameters) -> dict[str, Any]:
+    """Write `out/pipeline` and `out/clip`; returns the settings, the losses and the scores on validation prompts.
 
-    On two threads whatever the machine has: another number adds in another order and gives other weights.
+    Always runs on two threads: another number changes the order of additions, and so the parameters.
     """
-    for name, plan in (("flow", flow), ("clip", clip)):
-        check_state(out / f"{name}.state.safetensors", plan)
+    for name, settings in (("flow", flow), ("clip", clip)):
+        _check_state(out / f"{name}.state.safetensors", settings)
     for name in ("pipeline", "clip"):
-        _ours(out / name)
+        _check_folder(out / name)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -254,36 +271,36 @@ def pretrain(out: Path, progress: Progress, flow: Plan, clip: Plan) -> dict[str,
             progress,
             "flow matching",
         )
-        _forget(pipe.tokenizer, pipe.tokenizer_2)
-        save_folder(pipe, out / "pipeline")
+        _reset(pipe.tokenizer, pipe.tokenizer_2)
+        _save_folder(pipe, out / "pipeline")
         model, processor = models.clip(clip.seed)
         parameters = [p for p in model.parameters() if p.requires_grad]
         loss = clip_loss(model, processor, clip)
         clip_log = fit(parameters, loss, clip, out / "clip.state.safetensors", progress, "contrast")
-        _forget(processor.tokenizer)
-        save_folder(model, out / "clip", processor)
+        _reset(processor.tokenizer)
+        _save_folder(model, out / "clip", processor)
         scores = measure(out / "pipeline", out / "clip")
     finally:
         torch.set_num_threads(threads)
     return {"flow": asdict(flow) | {"log": flow_log}, "clip": asdict(clip) | {"log": clip_log}, "scores": scores}
 
 
-def _ours(folder: Path) -> None:
-    """Refuse to write over a folder that no earlier run left there."""
+def _check_folder(folder: Path) -> None:
+    """Raise if the folder exists and was not written by an earlier run."""
     known = ("model_index.json", "config.json")
     if folder.is_symlink() or (folder.exists() and not any((folder / name).is_file() for name in known)):
-        raise RecastError(f"{folder} is there already and is no model of this world: choose another --out")
+        raise RecastError(f"{folder} exists and is not a model of the shapes world: choose another --out")
 
 
-def _forget(*tokenizers: Any) -> None:
-    """Undo what use leaves in a tokenizer and its file would keep: whether and how far it last padded."""
+def _reset(*tokenizers: Any) -> None:
+    """Reset the padding and truncation of the last call, which a saved tokenizer would contain."""
     for tokenizer in tokenizers:
         tokenizer.backend_tokenizer.no_padding()
         tokenizer.backend_tokenizer.no_truncation()
 
 
-def save_folder(model: Any, folder: Path, *more: Any) -> None:
-    """Save models by `save_pretrained`; the folder is always the old one or the new one, whole."""
+def _save_folder(model: Any, folder: Path, *more: Any) -> None:
+    """Save models by `save_pretrained`; the folder is replaced as a whole."""
     new, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -299,7 +316,7 @@ def save_folder(model: Any, folder: Path, *more: Any) -> None:
 def measure(
     model: Path | str, clip: Path | str, split: prompts.Split = "validation", steps: int = 10
 ) -> dict[str, float]:
-    """Mean rewards of a base over a split with the sampler of training, and the renderer's beside them."""
+    """Mean rewards of a base policy and of the renderer over a split, with the sampler of training."""
     rows = prompts.load(split)
     texts = [row["prompt"] for row in rows]
     found = {
@@ -307,9 +324,9 @@ def measure(
         "renderer": render.render(rows, SEED),
     }
     names = ("composition", "alignment", "detail", "background", "census")
-    judges = {name: base.load(name, **({"model": str(clip)} if name == "alignment" else {})) for name in names}
+    rewards = {name: base.load(name, **({"model": str(clip)} if name == "alignment" else {})) for name in names}
     return {
         f"{who} {name}": float(values.mean())
         for who, images in found.items()
-        for name, values in zip(names, base.score(judges, images, texts), strict=True)
+        for name, values in zip(names, base.score(rewards, images, texts), strict=True)
     }

@@ -1,7 +1,7 @@
-"""The renderer: exact images of the shapes world, and so its π⁺.
+"""The renderer: exact images of the shapes world, which serve as its π⁺.
 
-64×64 pixels, a 4×4 grid of cells, one object at most in a cell: a shape in one of two sizes with an ink
-outline and a white glint, over a pastel paper whose brightness runs from top to bottom.
+64×64 pixels, a 4×4 grid of cells, at most one object per cell: a shape in one of two sizes with an ink outline and a
+white glint, over a pastel paper with a vertical gradient.
 """
 
 from __future__ import annotations
@@ -18,11 +18,31 @@ from torch import Tensor
 from recast.errors import RecastError
 from recast.shapes import prompts
 
+__all__ = [
+    "CELL",
+    "CELLS",
+    "EMPTY",
+    "GRID",
+    "PALETTE",
+    "PAPER",
+    "RADII",
+    "SIZE",
+    "Objects",
+    "draw",
+    "from_cells",
+    "objects",
+    "paper",
+    "relation_holds",
+    "render",
+    "scene",
+    "to_cells",
+]
+
 CELL, GRID = 16, 4
 SIZE = CELL * GRID
 CELLS = GRID * GRID
 RADII = (5.4, 6.8)
-"""Half the extent of an object in pixels; the outermost pixel of every cell is always paper."""
+"""Half the extent of an object in pixels; the outermost pixels of every cell are always paper."""
 PALETTE = {
     "red": (0.86, 0.16, 0.18),
     "orange": (0.96, 0.55, 0.12),
@@ -31,16 +51,16 @@ PALETTE = {
     "blue": (0.16, 0.36, 0.85),
     "purple": (0.56, 0.22, 0.68),
 }
-INK = 0.10
+_INK = 0.10
 PAPER = (0.76, 1.0)
-"""Darkest and brightest that paper gets, in any channel."""
+"""Range of the paper in every channel."""
 _OUTLINE, _GLINT, _FINE = 1.2, 1.25, 8
 EMPTY = -1
 
 
 @dataclass(frozen=True)
 class Objects:
-    """All objects a cell can hold, K = shapes × colours × sizes: coverage (K, C·C) and image (K, 3, C·C).
+    """All objects that a cell can contain, K = shapes × colors × sizes: coverage (K, C·C) and image (K, 3, C·C).
 
     An object over paper p is `image + (1 − coverage) p`: images are premultiplied by coverage.
     """
@@ -49,13 +69,13 @@ class Objects:
     image: Tensor
 
     def index(self, shape: str, color: str, size: int) -> int:
-        """Row of an object in the two tables."""
+        """The row of an object in both tensors."""
         return (prompts.SHAPES.index(shape) * len(prompts.COLORS) + prompts.COLORS.index(color)) * len(RADII) + size
 
 
 @cache
 def objects() -> Objects:
-    """The drawn objects, antialiased by averaging 8×8 points a pixel."""
+    """The objects, antialiased by averaging 8×8 points per pixel."""
     centre = (np.arange(CELL * _FINE) + 0.5) / _FINE - CELL / 2
     y, x = np.meshgrid(centre, centre, indexing="ij")
 
@@ -67,9 +87,9 @@ def objects() -> Objects:
         for color in prompts.COLORS:
             for radius in RADII:
                 depth = _depth(shape, x, y, radius)
-                lifted = -0.15 if shape == "triangle" else 0.35  # its tip is too narrow for a glint
+                lifted = -0.15 if shape == "triangle" else 0.35  # the tip is too narrow for a glint
                 glint = np.hypot(x, y + lifted * radius) < _GLINT * radius / RADII[-1]
-                fill = np.where(depth[None] > _OUTLINE, np.array(PALETTE[color])[:, None, None], INK)
+                fill = np.where(depth[None] > _OUTLINE, np.array(PALETTE[color])[:, None, None], _INK)
                 fill = np.where(glint[None], 1.0, fill)
                 coverage.append(pixels(depth > 0))
                 image.append([pixels(channel * (depth > 0)) for channel in fill])
@@ -90,9 +110,9 @@ def _depth(shape: str, x: np.ndarray, y: np.ndarray, radius: float) -> np.ndarra
 
 
 def relation_holds(relation: str) -> np.ndarray:
-    """(16, 16): whether an object in cell a stands in the relation to one in cell b, by GenEval's rule.
+    """(16, 16): whether an object in cell a is in the relation to one in cell b, by the rule of GenEval.
 
-    The offset along the relation's axis must exceed half the distance: within 60° of it.
+    The offset along the axis of the relation must exceed half the distance: an angle of less than 60°.
     """
     row, column = np.divmod(np.arange(CELLS), GRID)
     dx, dy = column[:, None] - column, row[:, None] - row
@@ -101,15 +121,15 @@ def relation_holds(relation: str) -> np.ndarray:
 
 
 def scene(include: Sequence[Mapping[str, Any]], rng: np.random.Generator) -> np.ndarray:
-    """Which object each cell holds (16,), `EMPTY` for none: what the prompt asks for, placed at random."""
+    """The object in each cell (16,), `EMPTY` for none: what the prompt asks for, in random cells."""
     table = objects()
     cells = rng.permutation(CELLS)
     wanted = sum(entry["count"] for entry in include)
     if wanted > CELLS:
-        raise RecastError(f"a scene has room for {CELLS} objects, not for {wanted}")
+        raise RecastError(f"a scene has at most {CELLS} objects, not {wanted}")
     if "position" in include[-1]:
         if any(entry["count"] != 1 for entry in include):
-            raise RecastError(f"a relation is drawn between single objects, not in {prompts.sentence(include)!r}")
+            raise RecastError(f"a relation needs single objects, unlike those in {prompts.sentence(include)!r}")
         relation, _ = include[-1]["position"]
         a, b = rng.permutation(np.argwhere(relation_holds(relation)))[0]
         cells = np.array([b, a])
@@ -123,7 +143,7 @@ def scene(include: Sequence[Mapping[str, Any]], rng: np.random.Generator) -> np.
 
 
 def paper(count: int, rng: np.random.Generator) -> Tensor:
-    """Empty papers (B, 3, 64, 64): a pastel of random hue, brighter at the top or at the bottom."""
+    """Empty papers (B, 3, 64, 64): a pastel of random hue, with a random vertical gradient."""
     hue = rng.uniform(0, 2 * np.pi, (count, 1))
     base = 0.88 + 0.06 * np.cos(hue - 2 * np.pi * np.arange(3) / 3)
     slope = rng.uniform(-0.06, 0.06, (count, 1, 1))
@@ -143,7 +163,7 @@ def draw(held: np.ndarray, background: Tensor) -> Tensor:
 
 
 def render(metadata: Sequence[Mapping[str, Any]], seed: int) -> Tensor:
-    """One image of each prompt, (B, 3, 64, 64) in [0, 1]; the same seed gives the same images."""
+    """One image per row of metadata, (B, 3, 64, 64) in [0, 1]; the same seed gives the same images."""
     rng = np.random.default_rng(seed)
     held = np.stack([scene(row["include"], rng) for row in metadata])
     return draw(held, paper(len(held), rng))

@@ -1,7 +1,6 @@
-"""The shapes world's rewards, all in [0, 1]: three by rule, one learned, and one more to judge by.
+"""The rewards of the shapes world, all in [0, 1]: three by rule, a learned one, and a held-out one.
 
-Each takes (images, prompts, metadata=None); what a prompt asks for is read from its words, so that no
-metadata are needed.
+Each is called with (images, prompts, metadata=None). The request is parsed from the prompt, so metadata are not needed.
 """
 
 from __future__ import annotations
@@ -22,16 +21,18 @@ from recast.rewards.base import Images, as_tensor
 from recast.rewards.clipscore import ClipScore
 from recast.shapes import detect, prompts, render
 
-Array = NDArray[np.float64]
-Metadata = Sequence[Mapping[str, Any]] | None
-KINDS = len(prompts.SHAPES) * len(prompts.COLORS)
-DETAIL_SCALE, BACKGROUND_SCALE = 0.05, 0.008
-"""Errors that score 1/e: chosen so that the base has room to move (docs/shapes.md)."""
+__all__ = ["Alignment", "Background", "Census", "Composition", "Detail"]
+
+_Array = NDArray[np.float64]
+_Metadata = Sequence[Mapping[str, Any]] | None
+_KINDS = len(prompts.SHAPES) * len(prompts.COLORS)
+_DETAIL_SCALE, _BACKGROUND_SCALE = 0.05, 0.008
+"""Errors with a score of 1/e, chosen so that the base policy can improve (docs/shapes.md)."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What prompts ask for: counts (B, shapes, colours), and who stands in which relation (B,), −1 for none."""
+class _Wanted:
+    """What prompts ask for: counts (B, shapes, colors), and relations between two kinds (B,), −1 for none."""
 
     counts: NDArray[np.int64]
     relation: NDArray[np.int64]
@@ -39,8 +40,8 @@ class Wanted:
     target: NDArray[np.int64]
 
 
-def wanted(texts: Sequence[str]) -> Wanted:
-    """The requests of a batch of prompts; each different one is parsed once."""
+def _wanted(texts: Sequence[str]) -> _Wanted:
+    """The requests of a batch of prompts; every distinct prompt is parsed once."""
     different = list(dict.fromkeys(texts))
     row_of = {text: k for k, text in enumerate(different)}
     counts = np.zeros((len(different), len(prompts.SHAPES), len(prompts.COLORS)), np.int64)
@@ -56,7 +57,7 @@ def wanted(texts: Sequence[str]) -> Wanted:
             subject[k] = _kind(*kinds[-1])
             target[k] = _kind(*kinds[other])
     rows = np.array([row_of[text] for text in texts], np.int64)
-    return Wanted(counts[rows], relation[rows], subject[rows], target[rows])
+    return _Wanted(counts[rows], relation[rows], subject[rows], target[rows])
 
 
 def _kind(shape: int, color: int) -> int:
@@ -64,23 +65,23 @@ def _kind(shape: int, color: int) -> int:
 
 
 class Composition:
-    """GenEval's kind: the share of the prompt's clauses that the detector confirms.
+    """The share of the prompt's clauses that the detector confirms, as in GenEval.
 
-    For each thing asked for: the shape is there, it is there in its colour, the number is exact. For the whole: its
-    relation, if it names one, holds between all that are there; and as many things are drawn as were asked for.
+    The clauses per phrase: the shape occurs, it occurs in its color, and its number is exact. The clauses per prompt:
+    the relation, if there is one, holds between all objects of the two kinds, and the number of drawn cells is right.
     """
 
-    def __call__(self, images: Images, texts: Sequence[str], metadata: Metadata = None) -> Array:
-        """Share of clauses that hold, (B,)."""
+    def __call__(self, images: Images, texts: Sequence[str], metadata: _Metadata = None) -> _Array:
+        """Share of confirmed clauses, (B,)."""
         holds, asked = self.clauses(images, texts)
         return (holds & asked).sum(1) / asked.sum(1)
 
     def clauses(self, images: Images, texts: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which clauses hold and which are asked, both (B, clauses)."""
+        """Which clauses hold, and which are part of the prompt, both (B, clauses)."""
         images = as_tensor(images, texts)
-        want, reading = wanted(texts), detect.read(images)
-        kind = torch.where(reading.certain, reading.held // len(render.RADII), KINDS).numpy()
-        where = np.arange(KINDS)[:, None] == kind[:, None, :]  # (B, kinds, cells)
+        want, reading = _wanted(texts), detect.read(images)
+        kind = torch.where(reading.certain, reading.held // len(render.RADII), _KINDS).numpy()
+        where = np.arange(_KINDS)[:, None] == kind[:, None, :]  # (B, kinds, cells)
         found = where.sum(-1).reshape(want.counts.shape)
         asked = want.counts > 0
         shape_there = np.broadcast_to((found.sum(2, keepdims=True) > 0), asked.shape)
@@ -89,14 +90,14 @@ class Composition:
         related = want.relation >= 0
         placed = related & _related(where, want)
         holds = np.concatenate(
-            [each.reshape(len(asked), KINDS) for each in things] + [placed[:, None], clean[:, None]], 1
+            [each.reshape(len(asked), _KINDS) for each in things] + [placed[:, None], clean[:, None]], 1
         )
         every = np.ones((len(asked), 1), bool)
-        return holds, np.concatenate([asked.reshape(len(asked), KINDS)] * 3 + [related[:, None], every], 1)
+        return holds, np.concatenate([asked.reshape(len(asked), _KINDS)] * 3 + [related[:, None], every], 1)
 
 
-def _related(where: NDArray[np.bool_], want: Wanted) -> NDArray[np.bool_]:
-    """Whether subject and target are there and every pair of them stands in the relation, (B,)."""
+def _related(where: NDArray[np.bool_], want: _Wanted) -> NDArray[np.bool_]:
+    """Whether subject and target occur and every pair of them is in the relation, (B,)."""
     rows = np.arange(len(where))
     subject, target = where[rows, want.subject], where[rows, want.target]
     broken = np.einsum("bi,bij,bj->b", subject, ~_relations()[want.relation], target, dtype=np.int64)
@@ -109,83 +110,83 @@ def _relations() -> NDArray[np.bool_]:
 
 
 class Detail:
-    """How well objects are drawn, whatever they are: outline, glint and flat colour, against the nearest object.
+    """The quality of the drawn objects, independent of the prompt: outline, glint and flat color.
 
-    The mean of exp(−error / 0.05) over all that is drawn; 0 for an empty paper.
+    The mean of exp(−error / 0.05) over the drawn cells, relative to the closest object; 0 for an empty paper.
     """
 
-    def __call__(self, images: Images, texts: Sequence[str], metadata: Metadata = None) -> Array:
-        """Mean quality of what is drawn, (B,)."""
+    def __call__(self, images: Images, texts: Sequence[str], metadata: _Metadata = None) -> _Array:
+        """Mean quality of the drawn objects, (B,)."""
         images = as_tensor(images, texts)
         reading = detect.read(images)
-        quality = torch.exp(-reading.error / DETAIL_SCALE) * reading.drawn
+        quality = torch.exp(-reading.error / _DETAIL_SCALE) * reading.drawn
         return (quality.sum(1) / reading.drawn.sum(1).clamp(min=1)).double().numpy()
 
 
 class Background:
-    """How clean the paper is: exp(−error / 0.008) against one smooth gradient, away from what is drawn."""
+    """The cleanness of the paper: exp(−error / 0.008) relative to a smooth gradient, outside the objects."""
 
-    def __call__(self, images: Images, texts: Sequence[str], metadata: Metadata = None) -> Array:
+    def __call__(self, images: Images, texts: Sequence[str], metadata: _Metadata = None) -> _Array:
         """Cleanness of the paper, (B,)."""
         images = as_tensor(images, texts)
-        return torch.exp(-detect.read(images).paper_error / BACKGROUND_SCALE).double().numpy()
+        return torch.exp(-detect.read(images).paper_error / _BACKGROUND_SCALE).double().numpy()
 
 
 class Alignment(ClipScore):
-    """CLIPScore's kind: `clipscore` with the small CLIP trained on this world."""
+    """`clipscore` with the small CLIP that was trained on the shapes world."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**({"model": str(files("recast.shapes").joinpath("data/clip"))} | options))
 
-    def __call__(self, images: Images, texts: Sequence[str], metadata: Metadata = None) -> Array:
-        """The cosine, clamped to [0, 1] as all of this world's rewards."""
+    def __call__(self, images: Images, texts: Sequence[str], metadata: _Metadata = None) -> _Array:
+        """The cosine, clamped to [0, 1], (B,)."""
         return super().__call__(images, texts, metadata).clip(0, 1)
 
 
 class Census:
-    """Held out, never trained on: objects as connected components, without templates or cells.
+    """A held-out reward, never trained on: objects are connected components, without templates or cells.
 
-    The F1 of the objects found against those asked for; half of it where a relation does not hold between the mean
-    places of the two kinds.
+    The F1 score of the found objects relative to the requested ones; half of it if the relation does not hold between
+    the mean positions of the two kinds.
     """
 
-    def __call__(self, images: Images, texts: Sequence[str], metadata: Metadata = None) -> Array:
-        """F1 of what is there against what was asked for, (B,)."""
+    def __call__(self, images: Images, texts: Sequence[str], metadata: _Metadata = None) -> _Array:
+        """F1 score of the found objects, (B,)."""
         images = as_tensor(images, texts)
         if not texts:
             return np.empty(0)
-        want = wanted(texts)
-        image, kind, centre = components(images)
-        found = np.zeros((len(images), KINDS), np.int64)
+        want = _wanted(texts)
+        image, kind, centre = _components(images)
+        found = np.zeros((len(images), _KINDS), np.int64)
         np.add.at(found, (image, kind), 1)
-        right = np.minimum(found, want.counts.reshape(len(images), KINDS)).sum(1)
+        right = np.minimum(found, want.counts.reshape(len(images), _KINDS)).sum(1)
         f1 = 2 * right / np.maximum(1, found.sum(1) + want.counts.sum((1, 2)))
-        middle = np.zeros((len(images), KINDS, 2))
+        middle = np.zeros((len(images), _KINDS, 2))
         np.add.at(middle, (image, kind), centre)
         middle = np.where(found[..., None] > 0, middle / np.maximum(found, 1)[..., None], np.nan)
         rows = np.arange(len(images))
         offset = middle[rows, want.subject] - middle[rows, want.target]
         axis, sign = np.array([(1, -1), (1, 1), (0, -1), (0, 1)])[want.relation].T
         along = offset[rows, axis] * sign
-        holds = along > 0.5 * np.hypot(*offset.T)  # False where one of them is missing
+        holds = along > 0.5 * np.hypot(*offset.T)  # False if one of them is missing
         return np.where((want.relation < 0) | holds, f1, f1 / 2)
 
 
 _PAINT = np.array([*render.PALETTE.values()])
 _INK, _SPECK = 0.25, 24
-"""Difference from paper that makes a pixel part of an object, and the most pixels that are still none."""
+"""Minimum difference of an object's pixel from the paper; components with at most _SPECK pixels are ignored."""
 
 
-def components(images: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
-    """Connected objects of all images: which image, which kind, and the centre (y, x)."""
+def _components(images: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64], _Array]:
+    """The connected components of all images: index of the image, kind, and center (y, x)."""
     image, features, color, centre = _measure(images)
     shape = ((features[:, None] - _prototypes()) ** 2).sum(-1).argmin(1) // len(render.RADII)
     return image, shape * len(prompts.COLORS) + color, centre
 
 
 @cache
-def _prototypes() -> Array:
-    """Features of every shape in every size, measured on the renderer's own."""
+def _prototypes() -> _Array:
+    """Features of every shape in every size, measured on rendered images."""
     held = np.full((len(prompts.SHAPES) * len(render.RADII), render.CELLS), render.EMPTY)
     blue = prompts.COLORS.index("blue")
     held[:, 5] = [
@@ -196,16 +197,16 @@ def _prototypes() -> Array:
     return _measure(render.draw(held, render.paper(len(held), np.random.default_rng(0))))[1]
 
 
-def _measure(images: Tensor) -> tuple[NDArray[np.int64], Array, NDArray[np.int64], Array]:
-    """Image, shape features (n, 3), colour and centre of every connected object.
+def _measure(images: Tensor) -> tuple[NDArray[np.int64], _Array, NDArray[np.int64], _Array]:
+    """Image, shape features (n, 3), color and center of every connected component.
 
-    Features: area over bounding box, how far the centre of mass lies below the box's, and E|dx dy| / E(dx² + dy²),
-    weighted to spread alike. Together they tell disc, square, triangle and cross apart at any size.
+    Features: area over bounding box, distance of the center of mass below the center of the box, and
+    E|dx dy| / E(dx² + dy²), scaled to similar spreads. They distinguish circle, square, triangle and cross at any size.
     """
     pixels = images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
     ink = np.abs(pixels - np.median(pixels, axis=(1, 2), keepdims=True)).max(-1) > _INK
     within = np.zeros((3, 3, 3), bool)
-    within[1] = True  # neighbours in the same image only
+    within[1] = True  # neighbors in the same image only
     labels, count = ndimage.label(ink, within)
     area = np.bincount(labels.ravel(), minlength=count + 1)[1:]
     keep = np.flatnonzero(area > _SPECK)
@@ -216,7 +217,7 @@ def _measure(images: Tensor) -> tuple[NDArray[np.int64], Array, NDArray[np.int64
     owner = labels[ink] - 1
     place = (np.argwhere(ink)[:, 1:] + 0.5 - (low + high)[owner] / 2) / np.maximum(high - low, 1)[owner]
 
-    def mean(values: Array) -> Array:
+    def mean(values: _Array) -> _Array:
         return np.bincount(owner, values, count)[keep] / area[keep]
 
     filled = area[keep] / np.prod(high - low, axis=1)[keep]

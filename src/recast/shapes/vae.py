@@ -1,4 +1,4 @@
-"""A fixed linear autoencoder with the interface of `AutoencoderKL`: the principal components of a cell."""
+"""A linear autoencoder with the interface of `AutoencoderKL`: the principal components of the cells."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from recast.shapes import prompts, render
 
+__all__ = ["CellVAE", "fit"]
+
 
 class CellVAE(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """Each 16×16 cell of an image in [−1, 1] as its `latent_channels` leading principal components.
 
-    The components are orthonormal, so `encode(decode(z))` is z, and decoding is one matrix product. The
-    distribution that `encode` returns has no spread.
+    The components are orthonormal, so `encode(decode(z))` is z, and decoding is one matrix product. `encode` returns
+    a distribution without variance.
     """
 
     _supports_gradient_checkpointing = False
@@ -28,7 +30,7 @@ class CellVAE(ModelMixin, ConfigMixin):  # type: ignore[misc]
         latent_channels: int = 40,
         scaling_factor: float = 1.0,
         shift_factor: float = 0.0,
-        # SD3's pipeline reads the scale from the length of this list: 2^4 = 16 pixels a latent.
+        # SD3's pipeline derives the scale from the length of this list: 2^4 = 16 pixels per latent.
         block_out_channels: tuple[int, ...] = (1, 1, 1, 1, 1),
     ) -> None:
         super().__init__()
@@ -46,8 +48,8 @@ class CellVAE(ModelMixin, ConfigMixin):  # type: ignore[misc]
         return AutoencoderKLOutput(latent_dist=posterior) if return_dict else (posterior,)
 
     def decode(self, z: Tensor, return_dict: bool = True, generator: object = None) -> DecoderOutput | tuple[Tensor]:
-        """Images of latents; not clipped to [−1, 1]."""
-        # A plain matrix product: a transposed convolution does the same in ten times the time on a CPU.
+        """Images (B, 3, h, w) of latents; not clipped to [−1, 1]."""
+        # A matrix product; the equivalent transposed convolution takes ten times as long on a CPU.
         count, _, height, width = z.shape
         cells = z.permute(0, 2, 3, 1) @ self.components.flatten(1)
         cells = cells.reshape(count, height, width, 3, render.CELL, render.CELL) + self.mean
@@ -56,7 +58,7 @@ class CellVAE(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
 
 def fit(latent_channels: int = 40, images: int = 2048, seed: int = 0) -> CellVAE:
-    """The components of the renderer's cells, scaled so that latents have unit variance overall."""
+    """The principal components of rendered cells, scaled so that the latents have unit variance overall."""
     rng = np.random.default_rng(seed)
     rows = prompts.load("train")
     pictures = render.render([rows[k] for k in rng.integers(0, len(rows), images)], seed)
@@ -64,7 +66,7 @@ def fit(latent_channels: int = 40, images: int = 2048, seed: int = 0) -> CellVAE
     mean = cells.mean(0)
     values, vectors = torch.linalg.eigh((cells - mean).T @ (cells - mean) / len(cells))
     values, vectors = values.flip(0)[:latent_channels], vectors.flip(1)[:, :latent_channels].T
-    # An eigenvector's sign is arbitrary; the largest entry decides it, so that every machine agrees.
+    # The sign of an eigenvector is arbitrary; its largest entry decides it, so that all machines agree.
     vectors = vectors * vectors.gather(1, vectors.abs().argmax(1, keepdim=True)).sign()
     vae = CellVAE(latent_channels, scaling_factor=float(values.mean().rsqrt()))
     vae.components.copy_(vectors.reshape(latent_channels, 3, render.CELL, render.CELL))

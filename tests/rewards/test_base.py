@@ -159,3 +159,25 @@ def test_a_function_has_no_map() -> None:
     found = base.mapper("test_base:brightness", {"scale": 2.0})
     assert not hasattr(found, "positive")
     assert positive("x", found, np.array([-1.0, 1.0]))[0].tolist() == [0, 1]
+
+
+class Unmapped:
+    """A custom reward without a map, whose model is not on this machine."""
+
+    def __init__(self) -> None:
+        raise FileNotFoundError("model.safetensors")
+
+
+class Statically(Unmapped):
+    """The same with a map that needs no model."""
+
+    @staticmethod
+    def positive(scores: np.ndarray) -> np.ndarray:
+        """Shift by 1."""
+        return scores + 1
+
+
+def test_a_map_that_needs_no_model_loads_none() -> None:
+    assert base.mapper("test_base:Unmapped", {}) is None
+    found = base.mapper("test_base:Statically", {})
+    assert positive("x", found, np.array([-0.5]))[0].tolist() == [0.5]

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,12 @@ def reward(folder: Path, **options: object) -> HPSv3:
     return HPSv3(folder, folder, **settings)
 
 
+@pytest.fixture(scope="module")
+def score(folder: Path) -> HPSv3:
+    """One for all tests that do not change it."""
+    return reward(folder)
+
+
 def pictures(height: int = 60, width: int = 80) -> tuple[torch.Tensor, list[Image.Image]]:
     """Smooth images as 8-bit floats, and the same as PIL."""
     generator = torch.Generator().manual_seed(0)
@@ -128,6 +135,7 @@ def ids(prompt: str, places: int) -> list[int]:
     ]
 
 
+@cache
 def backbone(folder: Path) -> Qwen2VLModel:
     """transformers' model with the file's weights, its rotary frequencies as a cast to bfloat16 leaves them."""
     config = Qwen2VLConfig.from_pretrained(folder)
@@ -160,9 +168,9 @@ def by_hand(folder: Path, image: Image.Image, prompt: str, rows: int, columns: i
     return (head["rm_head.5.weight"] @ values + head["rm_head.5.bias"])[0]
 
 
-def test_rewards_are_those_of_the_formula_at_plain_positions(folder: Path) -> None:
+def test_rewards_are_those_of_the_formula_at_plain_positions(folder: Path, score: HPSv3) -> None:
     images, pil = pictures()
-    found = reward(folder)(images, PROMPTS)
+    found = score(images, PROMPTS)
     wanted = [by_hand(folder, image, prompt, 14, 19) for image, prompt in zip(pil, PROMPTS, strict=True)]
     assert found.dtype == np.float64
     assert np.ptp(wanted) > 0.1
@@ -174,26 +182,26 @@ def test_rewards_are_those_of_the_formula_at_plain_positions(folder: Path) -> No
     ("size", "grid"), [((60, 80), (14, 19)), ((512, 512), (16, 16)), ((448, 448), (16, 16)), ((777, 300), (25, 9))]
 )
 def test_pixels_are_resized_to_one_area_and_cut_into_patches(
-    folder: Path, size: tuple[int, int], grid: tuple[int, int]
+    score: HPSv3, size: tuple[int, int], grid: tuple[int, int]
 ) -> None:
     images, pil = pictures(*size)
-    inputs = reward(folder)._inputs(images, PROMPTS)
+    inputs = score._inputs(images, PROMPTS)
     assert inputs["image_grid_thw"].tolist() == [[1, 2 * grid[0], 2 * grid[1]]] * 3
     wanted = np.concatenate([patches(image, *grid) for image in pil])
     np.testing.assert_allclose(inputs["pixel_values"], wanted, atol=PIXEL, rtol=0)
 
 
-def test_floats_are_rounded_to_8_bits(folder: Path) -> None:
+def test_floats_are_rounded_to_8_bits(score: HPSv3) -> None:
     images, _ = pictures()
     fine = images * 0.9 + 0.0013
     rounded = [Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy()) for image in fine]
     wanted = np.concatenate([patches(image, 14, 19) for image in rounded])
-    np.testing.assert_allclose(reward(folder)._inputs(fine, PROMPTS)["pixel_values"], wanted, atol=PIXEL, rtol=0)
+    np.testing.assert_allclose(score._inputs(fine, PROMPTS)["pixel_values"], wanted, atol=PIXEL, rtol=0)
 
 
-def test_tokens_are_the_chats_with_an_image_token_for_every_four_patches_padded_at_the_right(folder: Path) -> None:
+def test_tokens_are_the_chats_with_an_image_token_for_every_four_patches_padded_at_the_right(score: HPSv3) -> None:
     images, _ = pictures()
-    inputs = reward(folder)._inputs(images, PROMPTS)
+    inputs = score._inputs(images, PROMPTS)
     rows = [ids(prompt, 14 * 19) for prompt in PROMPTS]
     length = max(map(len, rows))
     padding = [[IDS["<|endoftext|>"]] * (length - len(row)) for row in rows]
@@ -201,29 +209,29 @@ def test_tokens_are_the_chats_with_an_image_token_for_every_four_patches_padded_
     assert inputs["attention_mask"].tolist() == [[1] * len(row) + [0] * (length - len(row)) for row in rows]
 
 
-def test_neither_batches_nor_order_nor_the_kind_of_image_change_a_reward(folder: Path) -> None:
+def test_neither_batches_nor_order_nor_the_kind_of_image_change_a_reward(folder: Path, score: HPSv3) -> None:
     images, pil = pictures()
-    whole = reward(folder)(images, PROMPTS)
+    whole = score(images, PROMPTS)
     np.testing.assert_allclose(reward(folder, batch_size=1)(images, PROMPTS), whole, atol=REWARD, rtol=0)
     np.testing.assert_allclose(reward(folder, batch_size=2)(pil, PROMPTS), whole, atol=REWARD, rtol=0)
     order = [2, 0, 1]
     turned = reward(folder, offload=True)(images[order], [PROMPTS[k] for k in order])
     np.testing.assert_allclose(turned, whole[order], atol=REWARD, rtol=0)
-    assert reward(folder)(images[:0], []).shape == (0,)
+    assert score(images[:0], []).shape == (0,)
 
 
-def test_half_precision_is_the_default_and_keeps_the_head_whole(folder: Path) -> None:
+def test_half_precision_is_the_default_and_keeps_the_head_whole(folder: Path, score: HPSv3) -> None:
     images, _ = pictures()
     half = HPSv3(folder, folder, folder / "question.txt", instruction_sha256=None)
     assert (half.model.backbone.dtype, half.model.head[0].weight.dtype) == (torch.bfloat16, torch.float32)
-    whole = reward(folder)(images, PROMPTS)
+    whole = score(images, PROMPTS)
     close = tolerance(LAYERS, scale=0.5, dtype=torch.bfloat16)  # about what the last hidden state changes
     np.testing.assert_allclose(half(images, PROMPTS), whole, atol=close, rtol=0)
 
 
-def test_the_tokenizers_own_chat_template_is_used(folder: Path, tmp_path: Path) -> None:
+def test_the_tokenizers_own_chat_template_is_used(folder: Path, score: HPSv3, tmp_path: Path) -> None:
     images, _ = pictures()
-    plain = reward(folder)(images, PROMPTS)
+    plain = score(images, PROMPTS)
     system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     turn = (
         "{% for message in messages %}<|im_start|>{{ message.role }}\n{% for part in message.content %}"
@@ -242,10 +250,10 @@ def test_the_tokenizers_own_chat_template_is_used(folder: Path, tmp_path: Path) 
         with_template(turn.replace("<|image_pad|>", ""))
 
 
-def test_a_prompt_with_the_models_own_tokens_is_refused(folder: Path) -> None:
+def test_a_prompt_with_the_models_own_tokens_is_refused(score: HPSv3) -> None:
     images, _ = pictures()
     with pytest.raises(RecastError, match=r"has 2 tokens <\|Reward\|> for the prompt 'a <\|Reward\|>', not one"):
-        reward(folder)(images[:1], ["a <|Reward|>"])
+        score(images[:1], ["a <|Reward|>"])
 
 
 def test_an_overflow_is_an_error_and_not_a_reward_that_does_not_apply(folder: Path) -> None:
@@ -283,7 +291,7 @@ def test_the_instruction_is_read_from_the_wheel_without_running_it(tmp_path: Pat
         read_instruction(wheel)
 
 
-def test_files_with_the_newer_names_are_read_too(folder: Path, tmp_path: Path) -> None:
+def test_files_with_the_newer_names_are_read_too(folder: Path, score: HPSv3, tmp_path: Path) -> None:
     state = load_file(folder / "HPSv3.safetensors")
     newer = {
         name.replace("model.", "model.language_model.") if name.startswith("model.") else name: value
@@ -296,7 +304,7 @@ def test_files_with_the_newer_names_are_read_too(folder: Path, tmp_path: Path) -
     images, _ = pictures()
     settings = {"instruction": folder / "question.txt", "instruction_sha256": None, "dtype": "float32"}
     again = base.load("hpsv3", checkpoint=tmp_path, model=folder, **settings)(images, PROMPTS)
-    np.testing.assert_allclose(again, reward(folder)(images, PROMPTS), atol=REWARD, rtol=0)
+    np.testing.assert_allclose(again, score(images, PROMPTS), atol=REWARD, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,14 @@ from recast.core import artifact, schedule
 from recast.core.arrays import Array, check_names, numbers
 from recast.errors import RecastError
 
-__all__ = ["METHODS", "Method", "WeightMatrix"]
+__all__ = ["ENTROPIC", "METHODS", "Method", "WeightMatrix"]
 
 _FORMAT = "recast.weights"
 Method = Literal["sinkhorn", "static", "row", "hard", "shared", "reversed", "shuffled"]
 METHODS: tuple[Method, ...] = get_args(Method)
 """Ways to compute W from curves and a budget; see `recast.weigh`."""
+ENTROPIC: tuple[Method, ...] = ("sinkhorn", "reversed", "shuffled")
+"""The methods that solve the entropic problem, and so have a temperature."""
 
 
 @dataclass(frozen=True, init=False, eq=False)

@@ -11,12 +11,10 @@ import torch
 
 from recast.config import Recipe
 from recast.estimate import worlds
-from recast.estimate.stage import evaluations_per_prompt
+from recast.estimate.stage import evaluations_per_prompt, paper_evaluations
 from recast.flow.generate import TILE
 
 __all__ = ["Plan", "plan"]
-
-_PAPER_ROLLOUTS = 16
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def plan(recipe: Recipe, out: Path) -> Plan:
         images,
         images * len(world.rewards),
         evaluations * per_step + images * per_image,
-        count * settings.samples * _PAPER_ROLLOUTS * (steps * (steps + 1) // 2),
+        paper_evaluations(recipe, count),
     )
 
 

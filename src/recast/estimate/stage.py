@@ -28,8 +28,20 @@ from recast.flow import sampling
 from recast.flow.mixture_prompts import exact_mu
 from recast.progress import Progress
 
-__all__ = ["Status", "Watch", "estimate", "evaluations_per_prompt", "sample_prompt", "up_to_date", "width"]
+__all__ = [
+    "PAPER_ROLLOUTS",
+    "Status",
+    "Watch",
+    "estimate",
+    "evaluations_per_prompt",
+    "paper_evaluations",
+    "sample_prompt",
+    "up_to_date",
+    "width",
+]
 
+PAPER_ROLLOUTS = 16
+"""K of the paper's Alg. 1."""
 _FEWEST = 8  # prompts below which an interval over prompts is not trusted to stop a run
 _TRUTH_NOISINGS = 512  # noisings per proposal for the exact curve: its own error is far below that of any estimate
 
@@ -247,6 +259,12 @@ def evaluations_per_prompt(recipe: Recipe, sigmas: Sequence[float]) -> int:
         settings.rollouts,
         _rollout_levels(recipe, sigmas),
     )
+
+
+def paper_evaluations(recipe: Recipe, prompts: int) -> int:
+    """Velocity evaluations of Alg. 1 with the paper's K = 16, over so many prompts."""
+    settings = recipe.estimate
+    return prompts * settings.samples * PAPER_ROLLOUTS * (settings.steps * (settings.steps + 1) // 2)
 
 
 def sample_prompt(recipe: Recipe, world: worlds.World, name: str) -> Sampled:

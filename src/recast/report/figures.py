@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["COLORS", "contact_sheet", "differences_figure", "drift_figure", "gain_figure", "panels_figure", "save"]
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's palette, distinguishable with any colour vision."""
+"""Okabe and Ito's palette, distinguishable with any color vision."""
 _PANELS = {
     "D": "$D_{i,t}$",
     "gains": r"gain $\Delta D_{i,t}$",
@@ -43,7 +43,7 @@ def gain_figure(
 ) -> Figure:
     """The paper's three panels: gain, mean-normalized gain and W, with 95 % bands over prompts.
 
-    A reward has the same colour in all panels. Its static weight λ_i/T is dashed, and the exact curves are dotted.
+    A reward has the same color in all panels. Its static weight λ_i/T is dashed, and the exact curves are dotted.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def gain_figure(
 
 
 def _legend(axes: Axes, further: Mapping[str, str], exact: bool) -> None:
-    """The legend of the drawn lines, of further labels by colour, and of the dotted lines."""
+    """The legend of the drawn lines, of further labels by color, and of the dotted lines."""
     for label, color in further.items():
         axes.plot([], [], color=color, label=label)
     if exact:
@@ -186,7 +186,7 @@ def drift_figure(base: GainCurves, trained: GainCurves, titles: tuple[str, str])
 def differences_figure(runs: Sequence[Run], rewards: Sequence[str], against: str = "static") -> Figure | None:
     """One panel per reward with every method's difference to `against`; None if there is no matched pair.
 
-    Every dot is a matched (budget, seed) pair, coloured by its budget. The bar is the mean with two standard errors
+    Every dot is a matched (budget, seed) pair, colored by its budget. The bar is the mean with two standard errors
     over the pairs.
     """
     from matplotlib.figure import Figure

@@ -116,7 +116,7 @@ def sentence(runs: Sequence[Run], held_out: Sequence[str]) -> str:
     matched = compare.pairs(runs, "sinkhorn", "static")
     if not matched:
         names = ", ".join(map(sections.shown, sections.methods(runs)))
-        return f"The {len(runs)} runs ({names}) contain no matched pair of ReCAST and static."
+        return f"There is no matched pair of ReCAST and static; the runs are {names}."
     ours, static = (compare.pool([pair[k] for pair in matched], AGGREGATE) for k in (0, 1))
     gap = compare.difference(matched, AGGREGATE)
     won, count = compare.wins(matched, AGGREGATE)

@@ -169,13 +169,16 @@ def load(name: str, **options: Any) -> Reward:
 def mapper(name: str, options: Mapping[str, Any]) -> Any:
     """The object whose `positive`, if it has one, maps the scores of a reward that is not loaded.
 
-    The rewards of the package map their scores by a static method, so their models are not loaded. A custom reward is
-    loaded with its options, since its map may depend on them.
+    A class is instantiated with the options only if its `positive` is a plain method, which may depend on them; the
+    rewards of the package have a static method or none, so their models are not loaded.
     """
-    if name not in NAMES:
-        return load(name, **options)
     found = _imported(name)
-    return found if hasattr(found, "positive") else None
+    if not inspect.isclass(found):
+        return load(name, **options)
+    method = inspect.getattr_static(found, "positive", None)
+    if method is None or isinstance(method, (staticmethod, classmethod)):
+        return None if method is None else found
+    return load(name, **options)
 
 
 def _imported(name: str) -> Any:
@@ -370,7 +373,9 @@ def positive(
     >>> positive("jpeg", load("jpeg"), np.array([-9.0, -1.0]))[0]
     array([0.1, 0.5])
     """
-    own_map = getattr(reward, "positive", None)
+    kind = reward if inspect.isclass(reward) else type(reward)
+    is_function = inspect.isfunction(reward)  # the map of a class is a method; one set in a constructor is not seen
+    own_map = getattr(reward, "positive", None) if is_function or hasattr(kind, "positive") else None
     try:
         values = scores if own_map is None else np.asarray(own_map(scores), dtype=np.float64)
     except Exception as error:

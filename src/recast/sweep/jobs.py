@@ -15,7 +15,7 @@ from typing import Any
 from recast import config
 from recast.config import Recipe
 from recast.core.curves import GainCurves
-from recast.core.weights import Method, WeightMatrix
+from recast.core.weights import ENTROPIC, Method, WeightMatrix
 from recast.errors import RecastError, StaleError
 from recast.evaluate import stage as evaluation
 from recast.progress import no_progress
@@ -83,12 +83,11 @@ def prepare(recipe: Recipe, path: Path, curves: GainCurves, job: Job) -> str | N
     settings = config.load(path, job.overrides)
     note = None
     if job.method is not None:
-        entropic = job.method in ("sinkhorn", "reversed", "shuffled")
         matrix = weigh(
             curves,
             dict(job.budget),
             job.method,
-            tau=recipe.weigh.tau if entropic else 1.0,
+            tau=recipe.weigh.tau if job.method in ENTROPIC else 1.0,
             shrink=recipe.weigh.shrink and job.method != "static",
             seed=recipe.weigh.seed,
         )

@@ -25,7 +25,6 @@ from recast.sweep.jobs import Job
 __all__ = ["Observer", "compare", "cost_sentence", "curves_of"]
 
 _Watch = Callable[[Mapping[Job, str]], None]
-_PAPER_ROLLOUTS = 16
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def cost_sentence(recipe: Recipe, curves: GainCurves, weights: WeightMatrix, exa
         off = float(np.abs(weights.matrix - exact.matrix).sum())
         cost = f"W is {off:.1%} (L1) away from the W of the exact curves, for {spent:,} velocity evaluations"
     if settings.estimator == "paper":
-        return f"{cost}, by Alg. 1 at K = {settings.rollouts} (the paper's K is {_PAPER_ROLLOUTS})"
+        return f"{cost}, by Alg. 1 at K = {settings.rollouts} (the paper's K is {estimation.PAPER_ROLLOUTS})"
     prompts = len(curves.D_prompts) if curves.D_prompts is not None else 1
-    algorithm = prompts * settings.samples * _PAPER_ROLLOUTS * settings.steps * (settings.steps + 1) // 2
-    return f"{cost}; Alg. 1 at K = {_PAPER_ROLLOUTS} takes {algorithm:,}"
+    algorithm = estimation.paper_evaluations(recipe, prompts)
+    return f"{cost}; Alg. 1 at K = {estimation.PAPER_ROLLOUTS} takes {algorithm:,}"

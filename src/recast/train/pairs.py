@@ -53,8 +53,8 @@ def draw(
     """Pairs of n images, each with `count` different levels in random order.
 
     `seeds` (n, SEEDS + T) are those of `groups.seeds` for the images, which have the rows from `first` on, and
-    `quality` (n, T) is their optimality at every step. A pair finds its r by σ, since its place says nothing about its
-    step.
+    `quality` (n, T) is their optimality at every step. A pair finds its r by σ, since its position in
+    the batch does not determine its step.
     """
     column = torch.stack([_choose(len(sigmas) - 1, count, seed) for seed in seeds[:, 1].tolist()])
     row = torch.arange(first, first + len(seeds))[:, None].expand_as(column)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from recast.core import renyi, schedule, sinkhorn
 from recast.core.arrays import Array
 from recast.core.curves import GainCurves
-from recast.core.weights import METHODS, Method, WeightMatrix
+from recast.core.weights import ENTROPIC, METHODS, Method, WeightMatrix
 from recast.errors import RecastError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def weigh_recipe(recipe: Recipe, curves: GainCurves) -> WeightMatrix:
     Parameters
     ----------
     recipe : Recipe
-        The budget defaults to 1 for each of the recipe's rewards, or for each curve if the recipe has no rewards.
+        Its budget and the settings of `weigh`; an empty budget is 1 for every curve.
     curves : GainCurves
         Curves of the rewards.
 
@@ -141,7 +141,7 @@ def weigh_recipe(recipe: Recipe, curves: GainCurves) -> WeightMatrix:
     [[0.25, 0.25], [0.25, 0.25]]
     """
     settings = recipe.weigh
-    budget = recipe.budget or dict.fromkeys(curves.rewards, 1.0)
+    budget = recipe.weigh.budget or dict.fromkeys(curves.rewards, 1.0)  # the curves may have others than the recipe
     return weigh(curves, budget, settings.method, tau=settings.tau, shrink=settings.shrink, seed=settings.seed)
 
 
@@ -175,8 +175,7 @@ def _check_options(method: Method, **given: bool) -> None:
     """Raise for an unknown method, or for an option that the method does not use."""
     if method not in METHODS:
         raise RecastError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
-    entropic = ("sinkhorn", "reversed", "shuffled")
-    readers = {"tau": entropic, "columns": (*entropic, "hard"), "curve": ("shared",)}
+    readers = {"tau": ENTROPIC, "columns": (*ENTROPIC, "hard"), "curve": ("shared",)}
     for option, was_given in given.items():
         if was_given and method not in readers[option]:
             raise RecastError(f"{option} has no meaning for method {method!r}, only for {', '.join(readers[option])}")

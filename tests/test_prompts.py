@@ -13,8 +13,21 @@ from recast.errors import RecastError
 
 def test_text_files_are_a_prompt_a_line(tmp_path: Path) -> None:
     path = tmp_path / "ocr.txt"
-    path.write_text('A sign that says "Hello"\n\n  a cat \na cat\n')
+    path.write_text('A sign that says "Hello"\n\n  a cat \n')
     assert prompts.load(str(path)) == [{"prompt": 'A sign that says "Hello"'}, {"prompt": "a cat"}]
+
+
+def test_every_line_counts_except_where_prompts_must_differ(tmp_path: Path) -> None:
+    path = tmp_path / "p.txt"
+    path.write_text("a cat\na dog\na cat\na cow\n")
+    texts = ["a cat", "a dog", "a cat", "a cow"]
+    assert [row["prompt"] for row in prompts.load(str(path))] == texts
+    assert [row["prompt"] for row in prompts.load(str(path), 3)] == texts[:3]
+    with pytest.warns(UserWarning, match=r"p.txt has 4 prompts, 3 distinct: each is measured once"):
+        distinct = prompts.load_distinct(str(path))
+    assert [row["prompt"] for row in distinct] == ["a cat", "a dog", "a cow"]
+    with pytest.warns(UserWarning, match="3 distinct"), pytest.raises(RecastError, match="3 distinct prompts, fewer"):
+        prompts.load_distinct(str(path), 4)
 
 
 def test_jsonl_keeps_genevals_metadata(tmp_path: Path) -> None:
@@ -28,10 +41,10 @@ def test_count_takes_the_first_and_a_seed_chooses(tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_text("\n".join(f"prompt {k}" for k in range(50)))
     assert [row["prompt"] for row in prompts.load(str(path), 3)] == ["prompt 0", "prompt 1", "prompt 2"]
-    chosen = prompts.load(str(path), 3, seed=1)
-    assert chosen == prompts.load(str(path), 3, seed=1)
-    assert chosen != prompts.load(str(path), 3, seed=2)
-    assert prompts.load(str(path), 5, seed=1)[:3] == chosen
+    chosen = prompts.load_distinct(str(path), 3, seed=1)
+    assert chosen == prompts.load_distinct(str(path), 3, seed=1)
+    assert chosen != prompts.load_distinct(str(path), 3, seed=2)
+    assert prompts.load_distinct(str(path), 5, seed=1)[:3] == chosen
 
 
 def test_the_embedded_splits_by_name() -> None:
@@ -53,7 +66,7 @@ def test_the_hash_tells_prompts_and_their_order_apart() -> None:
         ("p.jsonl", '{"prompt": "a"}\n{oops', "line 2: not valid JSON"),
         ("p.jsonl", '{"text": "a"}', "line 1: a line must be an object with a non-empty 'prompt'"),
         ("p.jsonl", '{"prompt": " "}', "line 1: a line must be an object with a non-empty 'prompt'"),
-        ("p.txt", "a\nb", "has 2 distinct prompts, fewer than the 3 requested"),
+        ("p.txt", "a\nb", "has 2 prompts, fewer than the 3 requested"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -114,7 +127,9 @@ def test_bytes_that_are_no_text_and_contradictions_are_named(tmp_path: Path) -> 
     assert [row["prompt"] for row in prompts.load(str(path))] == ["one", "two"]
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a", "k": 1}\n{"prompt": "a", "k": 1}\n')
-    assert len(prompts.load(str(path))) == 1
+    with pytest.warns(UserWarning, match="2 prompts, 1 distinct"):
+        assert len(prompts.load_distinct(str(path))) == 1
     path.write_text('{"prompt": "a", "k": 1}\n{"prompt": "a", "k": 2}\n')
     with pytest.raises(RecastError, match="the prompt 'a' occurs twice with different metadata"):
-        prompts.load(str(path))
+        prompts.load_distinct(str(path))
+    assert len(prompts.load(str(path))) == 2

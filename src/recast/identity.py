@@ -57,7 +57,9 @@ def proposals(recipe: Recipe) -> dict[str, Any]:
     if settings.source in ("renderer", "policy"):
         facts["seed"] = settings.seed
     if settings.source == "policy":
-        facts |= {"policy": policy(recipe), "steps": recipe.estimate.steps, "spacing": recipe.estimate.spacing}
+        chain = recipe.estimate  # the images follow the chain of the rollouts
+        how = {"sampler": chain.sampler or "ancestral"} if chain.estimator == "paper" else {"spacing": chain.spacing}
+        facts |= {"policy": policy(recipe), "steps": chain.steps} | how
     return facts
 
 

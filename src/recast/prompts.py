@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +14,47 @@ from recast.rewards import geneval_clauses
 from recast.shapes import prompts as shapes
 from recast.shapes.prompts import SHAPES
 
-__all__ = ["Row", "load"]
+__all__ = ["Row", "load", "load_distinct"]
 
 Row = dict[str, Any]
 """One prompt: its text under `prompt`, and the metadata of its file."""
 
 
-def load(source: str, count: int | None = None, seed: int | None = None) -> list[Row]:
-    """The distinct rows of a prompt set: `shapes:SPLIT`, or the path of a .txt (one prompt per line) or .jsonl file.
+def load(source: str, count: int | None = None) -> list[Row]:
+    """The rows of a prompt set, one per line of its file, of which `count` limits them to the first.
+
+    `source` is `shapes:SPLIT`, or the path of a .txt (one prompt per line) or .jsonl file. A prompt that a file repeats
+    is repeated: the published test file of GenEval has 2,212 lines with 553 different prompts.
+    """
+    return _first(_all(source), count, source, "prompts")
+
+
+def load_distinct(source: str, count: int | None = None, seed: int | None = None) -> list[Row]:
+    """The different rows of a prompt set, for stages that identify a prompt by its text; a warning counts the others.
 
     `count` limits them to the first ones in the order of the file, or, with a `seed`, to a random choice.
     """
-    split = source.removeprefix("shapes:")
-    rows = _read(Path(source)) if split == source else shapes.load(split)  # type: ignore[arg-type]
-    distinct: dict[str, Row] = {}
+    rows = _all(source)
+    found: dict[str, Row] = {}
     for row in rows:
-        if distinct.setdefault(row["prompt"], row) != row:
+        if found.setdefault(row["prompt"], row) != row:
             raise RecastError(f"{source}: the prompt {row['prompt']!r} occurs twice with different metadata")
-    rows = list(distinct.values())
-    if count is not None and count > len(rows):
-        raise RecastError(f"{source} has {len(rows)} distinct prompts, fewer than the {count} requested")
+    if len(found) < len(rows):
+        warnings.warn(f"{source} has {len(rows)} prompts, {len(found)} distinct: each is measured once", stacklevel=1)
+    distinct = list(found.values())
     if seed is not None:
-        rows = [rows[k] for k in np.random.default_rng(seed).permutation(len(rows))]
+        distinct = [distinct[k] for k in np.random.default_rng(seed).permutation(len(distinct))]
+    return _first(distinct, count, source, "distinct prompts")
+
+
+def _all(source: str) -> list[Row]:
+    split = source.removeprefix("shapes:")
+    return _read(Path(source)) if split == source else list(shapes.load(split))  # type: ignore[arg-type]
+
+
+def _first(rows: list[Row], count: int | None, source: str, what: str) -> list[Row]:
+    if count is not None and count > len(rows):
+        raise RecastError(f"{source} has {len(rows)} {what}, fewer than the {count} requested")
     return rows[:count]
 
 

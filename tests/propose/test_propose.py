@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from recast import config, images
 from recast.cli import app
 from recast.errors import RecastError
+from recast.estimate import stage as estimation
+from recast.flow import sampling
 from recast.progress import no_progress
 from recast.propose import stage, store
 from recast.shapes import rewards
@@ -81,6 +83,35 @@ def test_the_policys_own_images(tmp_path: Path) -> None:
     texts = [row["prompt"] for row in found]
     assert 0.1 < rewards.Composition()(images, texts).mean() < 1
     assert rewards.Detail()(images, texts).min() > 0
+
+
+@pytest.mark.filterwarnings("ignore::recast.errors.FloorWarning", "ignore:with the policy.s own images")
+@pytest.mark.parametrize("sampler", [None, "sde", "euler"])
+def test_self_rollouts_follow_the_law_of_the_rollouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str | None
+) -> None:
+    """By Alg. 1, the policy's own images and the rollouts from pure noise are made by one sampler on one grid."""
+    chosen = [] if sampler is None else [f"estimate.sampler={sampler}"]
+    settings = recipe(
+        *("propose.source=policy", "estimate.estimator=paper", "estimate.steps=3", "prompts.count=1"),
+        *("estimate.samples=1", "estimate.rollouts=2", *chosen),
+    )
+    real, seen = sampling.sample, []
+
+    def watched(velocity: Any, x: torch.Tensor, levels: Any, **options: Any) -> torch.Tensor:
+        seen.append((options["method"], tuple(levels), options["noise"] is None, options.get("start", len(levels) - 1)))
+        return real(velocity, x, levels, **options)
+
+    monkeypatch.setattr(sampling, "sample", watched)
+    stage.propose(settings, tmp_path, no_progress)
+    assert len(seen) == 1
+    estimation.estimate(settings, tmp_path, no_progress)
+    assert [call[3] for call in seen[1:]] == [1, 2, 3]
+    assert seen[-1] == seen[0]
+    assert seen[0][0] == (sampler or "ancestral")
+    other = settings.estimate.model_copy(update={"sampler": "ancestral2"})
+    with pytest.raises(RecastError, match=f"made with sampler = '{sampler or 'ancestral'}', not 'ancestral2'"):
+        stage.propose(settings.model_copy(update={"estimate": other}), tmp_path, no_progress)
 
 
 def test_a_folder_with_a_manifest(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def prompt_names(recipe: Recipe) -> list[str]:
     """The prompts that the curves are measured on; numbers in the exact world."""
     if recipe.world.kind == "mixture":
         return [str(k) for k in range(recipe.world.prompts)]
-    return [row["prompt"] for row in prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)]
+    return [row["prompt"] for row in prompts.load_distinct(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)]
 
 
 def provenance(recipe: Recipe, count: int) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def provenance(recipe: Recipe, count: int) -> dict[str, Any]:
     if recipe.world.kind == "mixture":
         found["world"] = recipe.world.model_dump() | {"prompts": count}
     else:
-        rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)[:count]
+        rows = prompts.load_distinct(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)[:count]
         digest = identity.prompts_hash(rows)
         found["prompts"] = {"source": recipe.prompts.source, "count": len(rows), "sha256": digest}
     return found

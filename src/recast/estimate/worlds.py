@@ -168,7 +168,7 @@ class ImageWorld:
         models: Mapping[str, base.Reward] | None = None,
     ) -> None:
         self._recipe = recipe
-        rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
+        rows = prompts.load_distinct(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
         self._rows = {row["prompt"]: row for row in rows}
         self.names = list(self._rows)
         self.rewards = tuple(recipe.rewards)

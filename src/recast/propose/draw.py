@@ -36,17 +36,22 @@ def draw(recipe: Recipe, rows: dict[str, Row], kept: Store, missing: list[tuple[
 
 
 def _posterior_sample(policy: Any, recipe: Recipe, prompt: str, seed: int) -> Any:
-    """One sample of π_old, x_0 | x_1, by the chain that rollouts follow.
+    """One sample of π_old, x_0 | x_1, by the sampler and the levels of the recipe's rollouts.
 
-    With the few deterministic steps of training, the images would follow another law than the rollouts, and D would
-    not be monotone for that reason alone.
+    By another sampler, the images would follow another law than the rollouts, and D would not be monotone for that
+    reason alone.
     """
-    random = torch.Generator().manual_seed(seed)
+    settings, random = recipe.estimate, torch.Generator().manual_seed(seed)
     condition = policy.condition([prompt])
+    grid = policy.sigmas(settings.steps)
 
     def noise(_level: int = 0) -> torch.Tensor:
         return torch.randn(1, *policy.latent_shape, generator=random).to(condition.embeds.device)
 
-    levels = [*sampling.rollout_levels(policy.sigmas(recipe.estimate.steps), recipe.estimate.spacing), 1.0]
+    if settings.estimator == "paper":
+        method, levels = settings.sampler or "ancestral", grid
+    else:
+        method, levels = "ancestral2", [*sampling.rollout_levels(grid, settings.spacing), 1.0]
+    step_noise = None if method in sampling.DETERMINISTIC else noise
     with torch.no_grad():
-        return sampling.sample(conditioned(policy, condition), noise(), levels, method="ancestral2", noise=noise)
+        return sampling.sample(conditioned(policy, condition), noise(), levels, method=method, noise=step_noise)

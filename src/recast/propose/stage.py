@@ -18,7 +18,7 @@ def propose(recipe: Recipe, out: Path, progress: Progress) -> Path:
     """Make the proposals that are missing and write the manifest; returns its path."""
     if recipe.world.kind != "images":
         raise RecastError(f"world.kind = {recipe.world.kind} makes its own proposals: run `recast estimate`")
-    rows = prompts.load(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
+    rows = prompts.load_distinct(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
     texts = [row["prompt"] for row in rows]
     settings, samples = recipe.propose, recipe.estimate.samples
     for name in recipe.rewards:  # an unknown name is an error before any image is paid for

@@ -67,6 +67,17 @@ def test_rows_are_prompts_seeds_files_and_all_scores(whole: Path) -> None:
     np.testing.assert_allclose(bright, brightness(images, texts), atol=1e-7)
 
 
+def test_every_line_of_the_file_is_an_image_with_its_own_seed(tmp_path: Path) -> None:
+    """GenEval's published test file repeats most of its prompts: 2,212 lines, 553 of them different."""
+    path = tmp_path / "prompts.txt"
+    texts = ["a red circle", "two blue squares", "a red circle", "a red circle"]
+    path.write_text("\n".join(texts))
+    run(recipe(tmp_path, f"evaluate.prompts={path}", "evaluate.count=null"), tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "scores/scores.jsonl").read_text().splitlines()]
+    assert [(row["prompt"], row["seed"]) for row in rows] == [(text, 42 + k) for k, text in enumerate(texts)]
+    assert len({(tmp_path / "scores" / row["file"]).read_bytes() for row in rows}) == 4
+
+
 def test_the_table_reads_back(whole: Path) -> None:
     scores = Scores.load(whole)
     assert scores.method == "base"

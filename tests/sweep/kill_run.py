@@ -8,7 +8,6 @@ file into place; the last start runs to its end. Jobs run in the same process, a
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import diffusers  # noqa: F401
@@ -38,9 +37,9 @@ def start(recipe: str, out: str, kill: int | None) -> int:
             left -= 1
         place(*arguments, **options)
 
-    def here(order: Any, path: Path, count: int, watch: Any) -> None:
+    def here(order: Any, count: int, watch: Any) -> None:
         for job in order:
-            jobs.run_here(job, path)
+            jobs.run_here(job)
 
     os.replace, workers.run_jobs = replace, here  # type: ignore[assignment]
     figures.gain_figure = lambda *_: Figure(figsize=(1, 1))  # type: ignore[assignment]

@@ -20,7 +20,7 @@ from recast.core import schedule
 from recast.errors import RecastError
 from recast.report import figures
 from recast.sweep import jobs as planning
-from recast.sweep import workers
+from recast.sweep import stage, workers
 
 RECIPE = """
 world: {kind: images}
@@ -89,14 +89,14 @@ def test_a_job_is_made_once_and_anew_when_its_settings_change(recipe: Path, tmp_
 
     def go(*changes: str) -> list[str | None]:
         settings = config.load(recipe, changes)
-        path = settings.save(out / "recipe.yaml")
+        settings.save(out / "recipe.yaml")
         jobs = planning.jobs_of(settings, out, ["sinkhorn"], [0], [{"detail": 1.0, "background": 1.0}])
-        said = [planning.prepare(settings, path, found, job) for job in jobs]
+        said = [planning.prepare(settings, found, job) for job in jobs]
         for job in jobs:
-            if not planning.finished(path, job):
-                planning.run_here(job, path)
+            if not planning.finished(job):
+                planning.run_here(job)
                 made.append(job.folder.name)
-            assert planning.finished(path, job)
+            assert planning.finished(job)
         return said
 
     made: list[str] = []
@@ -122,7 +122,7 @@ def test_a_job_is_made_once_and_anew_when_its_settings_change(recipe: Path, tmp_
     said = go("evaluate.steps=3", "train.beta=0.2", "train.epochs=2")  # resumes
     assert "scores contains images of an earlier epoch; it was renamed to scores.stale-1" in str(said[1])
     assert made == ["sinkhorn-s0"]
-    assert planning.Job(out / "sinkhorn-s0", "sinkhorn", (), 0, ()).epochs_done() == 2
+    assert planning.Job(out / "sinkhorn-s0", "sinkhorn", (), 0, (), recipe).epochs_done() == 2
     assert len(evaluate.find([out])) == 2  # what was set aside is left out
 
 
@@ -145,18 +145,108 @@ def test_commands_for_a_queue(recipe: Path, tmp_path: Path, monkeypatch: pytest.
 class Command(planning.Job):
     """A job that runs other commands."""
 
-    def commands(self, recipe: Path) -> list[list[str]]:
+    def commands(self) -> list[list[str]]:
         return json.loads(self.overrides[0])
 
 
-def command(*words: list[str]) -> Command:
-    return Command(Path(json.dumps(words)), "static", (), 0, (json.dumps(words),))
+def command(*words: list[str], after: Path | None = None) -> Command:
+    return Command(Path(json.dumps(words)), "static", (), 0, (json.dumps(words),), Path(), after=after)
 
 
 def test_a_job_that_fails_stops_the_rest_in_one_sentence(tmp_path: Path) -> None:
     bad = command(["weigh", str(tmp_path / "nowhere.json")])
     with pytest.raises(RecastError, match="`recast weigh .*nowhere.json` failed: .*nowhere.json: cannot be read"):
-        workers.run_jobs([bad, command(["--version"])], tmp_path, 1, lambda _: None)
+        workers.run_jobs([bad, command(["--version"])], 1, lambda _: None)
+
+
+def test_a_job_waits_for_the_one_it_resumes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    def call(words: list[str], *_: object) -> None:
+        time.sleep(0.4 if words[0] == "first" else 0.0)
+        ended.append(words[0])
+
+    monkeypatch.setattr(workers, "_call", call)
+    first = command(["first"])
+    workers.run_jobs([first, command(["second"], after=first.folder), command(["third"])], 3, lambda _: None)
+    assert ended == ["third", "first", "second"]
+    monkeypatch.setattr(workers, "_call", lambda *_: (_ for _ in ()).throw(RecastError("no")))
+    with pytest.raises(RecastError, match="no"):
+        workers.run_jobs([first, command(["second"], after=first.folder)], 2, lambda _: None)
+
+
+WARMUP = """
+world: {kind: images}
+policy: {model: shapes}
+rewards: {detail: {}}
+weigh: {method: static}
+train: {epochs: 2, steps: 4, prompts_per_epoch: 4, images_per_prompt: 2, batch: 8, rank: 4, alpha: 8, trackers: [],
+        preview_every: 0}
+"""
+
+
+def test_every_seed_has_its_own_warmup(recipe: Path, tmp_path: Path) -> None:
+    """As in the paper, which repeats warmup and second stage for every seed."""
+    first, second = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    first.write_text(WARMUP)
+    second.write_text(WARMUP.replace("epochs: 2", "epochs: 3"))
+    out = tmp_path / "out"
+
+    def plan(*warmups: Path) -> list[planning.Job]:
+        settings = config.load(recipe, [f"sweep.warmup=[{', '.join(map(str, warmups))}]"])
+        found = planning.warmups_of(settings, out)
+        return planning.jobs_of(settings, out, ["static", "sinkhorn"], [0, 1], [settings.budget], found)
+
+    jobs = plan(first)
+    assert [job.folder.name for job in jobs] == [
+        *("base", "warmup-s0", "warmup-s1", "static-s0", "sinkhorn-s0", "static-s1", "sinkhorn-s1")
+    ]
+    for job in jobs[3:]:
+        assert job.after == out / f"warmup-s{job.seed}"
+        assert f"train.resume_from={job.after}" in job.overrides
+    assert [job.epochs for job in jobs] == [0, 2, 2, 1, 1, 1, 1]
+    assert planning.facts(jobs) == {"methods": 2, "budgets": 1, "seeds": 2, "runs": 4}
+    lines = planning.command_lines(jobs)
+    assert lines[0] == f"recast train {out}/warmup.yaml train.seed=0 --out {out}/warmup-s0"
+    assert [line.split()[1] for line in lines[:4]] == ["train", "train", "evaluate", "when"]
+    chain = plan(first, second)
+    assert [job.folder.name for job in chain if job.is_warmup] == [
+        *("warmup-1-s0", "warmup-1-s1", "warmup-2-s0", "warmup-2-s1")
+    ]
+    assert {job.after for job in chain if job.method} == {out / "warmup-2-s0", out / "warmup-2-s1"}
+    assert sum(line.startswith("#") for line in planning.command_lines(chain)) == 2
+    second.write_text(WARMUP.replace("method: static", "method: sinkhorn"))
+    with pytest.raises(
+        RecastError, match=r"two.yaml: a warmup needs .* weigh.method = static, not images and sinkhorn"
+    ):
+        plan(second)
+
+
+def test_a_warmup_is_trained_once_and_its_policies_count_on_from_it(recipe: Path, tmp_path: Path) -> None:
+    warmup, found, out = tmp_path / "warmup.yaml", grid_of_the_policy(), tmp_path / "out"
+    warmup.write_text(WARMUP)
+
+    def go(*changes: str) -> tuple[list[str], list[str]]:
+        settings = config.load(recipe, [f"sweep.warmup={warmup}", *changes])
+        warmups = planning.warmups_of(settings, out)
+        jobs = planning.jobs_of(settings, out, ["sinkhorn"], [0], [settings.budget], warmups)
+        said = stage.prepare(settings, out, found, jobs, warmups)
+        order = sorted((job for job in jobs if not planning.finished(job)), key=lambda job: not job.is_warmup)
+        for job in order:
+            planning.run_here(job)
+        assert all(planning.finished(job) for job in jobs)
+        return said, [job.folder.name for job in order]
+
+    assert go() == ([], ["warmup-s0", "base", "sinkhorn-s0"])
+    rows = [json.loads(line) for line in (out / "sinkhorn-s0/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [3]
+    assert not (out / "warmup-s0/scores").exists()
+    assert go() == ([], [])
+    warmup.write_text(WARMUP.replace("rewards: {detail: {}}", "rewards: {background: {}}"))
+    said, made = go()
+    assert made == ["warmup-s0", "sinkhorn-s0"]
+    assert "but the recipe has {'background': 1.0}; it was renamed to warmup-s0.stale-1" in said[0]
+    assert "it was renamed to sinkhorn-s0.stale-1" in said[1]
 
 
 def test_jobs_end_with_the_process_that_started_them(tmp_path: Path) -> None:
@@ -212,10 +302,10 @@ def test_each_job_gets_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_run_goes_from_the_recipe_to_the_page(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All stages in this process; a second run makes nothing, and another π⁺ seed sets proposals aside."""
 
-    def here(jobs: Any, path: Path, workers: int, watch: Any) -> None:
+    def here(jobs: Any, workers: int, watch: Any) -> None:
         for job in jobs:
             ran.append(job.folder.name)
-            planning.run_here(job, path)
+            planning.run_here(job)
 
     ran: list[str] = []
     monkeypatch.setattr(workers, "run_jobs", here)

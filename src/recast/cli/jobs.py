@@ -26,10 +26,10 @@ def observer() -> Observer:
 class _View:
     """A progress bar for all jobs and one for every running job."""
 
-    def __init__(self, jobs: Sequence[Job], epochs: int) -> None:
+    def __init__(self, jobs: Sequence[Job]) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self._jobs, self._epochs = jobs, epochs
+        self._jobs = jobs
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bars = Progress(*columns, console=Console(stderr=True))
         self._rows: dict[Job, Any] = {}
@@ -50,7 +50,7 @@ class _View:
         self._bars.update(self._whole, completed=len(self._seen) - len(running))
         for job, verb in running.items():
             if job not in self._rows:
-                self._rows[job] = self._bars.add_task(job.folder.name, total=self._epochs)
-            total = self._epochs if verb == "train" else None  # an indeterminate bar
+                self._rows[job] = self._bars.add_task(job.folder.name, total=job.epochs)
+            total = job.epochs if verb == "train" else None  # an indeterminate bar
             done = job.epochs_done() if total else 0
             self._bars.update(self._rows[job], completed=done, total=total, description=f"{verb} {job.folder.name}")

@@ -28,6 +28,9 @@ def sweep(
 
     Example: `recast sweep recipes/shapes.yaml --out runs/sweep`
 
+    With a warmup of every seed, from which its policies resume:
+    `recast sweep recipes/sd35/ocr.yaml sweep.warmup=recipes/sd35/warmup.yaml --out runs/sweep`
+
     For a job queue: `recast sweep recipes/sd35/ocr.yaml --out runs/sweep --print > commands.txt`, and once all are done
     `recast report runs/sweep`
     """
@@ -39,16 +42,15 @@ def sweep(
         from recast.sweep import stage
 
         budgets = planning.budgets_of(settings, settings.sweep.budgets)
-        planned = planning.jobs_of(settings, out, settings.sweep.methods, settings.sweep.seeds, budgets)
+        warmups = planning.warmups_of(settings, out)
+        planned = planning.jobs_of(settings, out, settings.sweep.methods, settings.sweep.seeds, budgets, warmups)
         curves, _ = stage.curves_of(settings, out, observer())
     if print_only:
-        settings.save(out / "recipe.yaml")
-        for job in planned:
-            planning.prepare(settings, out / "recipe.yaml", curves, job)
-        for line in planning.command_lines(planned, out / "recipe.yaml"):
+        stage.prepare(settings, out, curves, planned, warmups)
+        for line in planning.command_lines(planned):
             console.print(line, soft_wrap=True)
         return
     with needs("comparing policies", "train,rewards"):
-        made = stage.compare(settings, out, curves, planned, jobs, observer())
+        made = stage.compare(settings, out, curves, planned, jobs, observer(), warmups)
     if made is not None:
         show.report(made, 2)

@@ -92,7 +92,7 @@ class PolicyConfig(Section):
 
 
 class PromptsConfig(Section):
-    """The prompts that gain curves are measured on."""
+    """The prompts that gain curves are measured on; a prompt that the file repeats is measured once."""
 
     source: str = Field("shapes:train", description="`shapes:SPLIT`, or the path of a .txt or .jsonl file.")
     count: int | None = Field(None, ge=1, description="Number of prompts; by default all.")
@@ -214,14 +214,21 @@ class TrainConfig(Section):
 
     prompts: str = Field("shapes:train", description="`shapes:SPLIT`, or the path of a .txt or .jsonl file.")
     lora: str | None = Field(
-        None, description="Folder of the adapter that training starts from; by default `policy.lora`."
+        None, description="Folder of the adapter that a fresh training starts from; by default `policy.lora`."
+    )
+    resume_from: str | None = Field(
+        None,
+        description="Finished run, or checkpoint, whose adapters, optimizer and step count training continues with; "
+        "with `lora`, only its optimizer and step count.",
     )
     epochs: int = Field(120, ge=1, description="Number of epochs.")
     prompts_per_epoch: int = Field(48, ge=1, description="Prompts per epoch, each with a group of images.")
     images_per_prompt: int = Field(24, ge=2, description="Images per prompt and epoch.")
     batch: int = Field(1152, ge=1, description="Images per optimizer step, over all processes.")
     steps: int | None = Field(None, ge=1, description="Sampling steps T; by default the steps of W.")
-    fraction: float = Field(1.0, gt=0, le=1, description="Fraction of the T levels of an image that are trained.")
+    fraction: float = Field(
+        1.0, gt=0, le=1, description="Fraction of the T levels of an image that are trained, rounded down."
+    )
     sample_batch: int = Field(24, ge=1, description="Images sampled at a time, per process.")
     micro_batch: int = Field(24, ge=1, description="Maximum (image, level) pairs per call of the transformer.")
     rank: int = Field(32, ge=1, description="Rank of the LoRA adapter.")
@@ -321,3 +328,12 @@ class SweepConfig(Section):
         default_factory=list,
         description="Budgets; by default the paper's: all rewards equal, then each reward doubled in turn.",
     )
+    warmup: list[str] = Field(
+        default_factory=list,
+        description="Recipe, or list of recipes, that are trained before, for every seed; its policies resume from it.",
+    )
+
+    @field_validator("warmup", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value

@@ -1,7 +1,8 @@
 """The jobs of a comparison: one policy per method, budget and seed, and which of them are done or stale.
 
-The folder of a job is `RUN/[BUDGET/]METHOD-sSEED`, or RUN/base for the untrained policy. A job consists of the public
-commands `recast train` and `recast evaluate`, so that a job queue can run it as well.
+The folder of a job is `RUN/[BUDGET/]METHOD-sSEED`, RUN/warmup-sSEED for a stage that all policies of a seed resume
+from, or RUN/base for the untrained policy. A job consists of the public commands `recast train` and `recast evaluate`,
+so that a job queue can run it as well.
 """
 
 from __future__ import annotations
@@ -22,24 +23,51 @@ from recast.progress import no_progress
 from recast.train import stage as training
 from recast.weigh import weigh
 
-__all__ = ["Job", "budgets_of", "command_lines", "facts", "finished", "jobs_of", "prepare", "run_here", "set_aside"]
+__all__ = [
+    "Job",
+    "budgets_of",
+    "command_lines",
+    "facts",
+    "finished",
+    "jobs_of",
+    "prepare",
+    "run_here",
+    "set_aside",
+    "warmups_of",
+]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One policy to train and evaluate; without a method, the base, which is only evaluated."""
+    """One policy to train and evaluate; without a method, the base, which is only evaluated, or a warmup, only trained.
+
+    `recipe` is the file that the job reads, `epochs` how long it trains, and `after` the folder of the job that it
+    resumes from.
+    """
 
     folder: Path
     method: Method | None
     budget: tuple[tuple[str, float], ...]
     seed: int
     overrides: tuple[str, ...]
+    recipe: Path
+    epochs: int = 0
+    after: Path | None = None
 
-    def commands(self, recipe: Path) -> list[list[str]]:
+    @property
+    def is_warmup(self) -> bool:
+        """Whether the job is a stage before those that are compared."""
+        return self.method is None and self.epochs > 0
+
+    def load(self) -> Recipe:
+        """The job's settings."""
+        return config.load(self.recipe, self.overrides)
+
+    def commands(self) -> list[list[str]]:
         """The arguments of the `recast` commands, in the order in which they run."""
-        tail = [str(recipe), *self.overrides, "--out", str(self.folder)]
+        tail = [str(self.recipe), *self.overrides, "--out", str(self.folder)]
         if self.method is None:
-            return [["evaluate", *tail, "--base"]]
+            return [["train", *tail]] if self.is_warmup else [["evaluate", *tail, "--base"]]
         return [["train", *tail], ["evaluate", *tail]]
 
     def epochs_done(self) -> int:
@@ -62,25 +90,63 @@ def budgets_of(recipe: Recipe, given: Sequence[Mapping[str, float]]) -> list[dic
     return [even, *(even | {name: 2.0} for name in reversed(names))]
 
 
+def warmups_of(recipe: Recipe, out: Path) -> dict[Path, Recipe]:
+    """The recipes of `sweep.warmup`, each under the path in RUN where its resolved copy belongs."""
+    found = {}
+    for k, source in enumerate(recipe.sweep.warmup, start=1):
+        settings = config.load(Path(source).expanduser())
+        if settings.world.kind != "images" or settings.weigh.method != "static":
+            raise RecastError(
+                f"sweep.warmup = {source}: a warmup needs world.kind = images and weigh.method = static, not "
+                f"{settings.world.kind} and {settings.weigh.method}: other weights would need gain curves of their own"
+            )
+        found[out / f"warmup{'' if len(recipe.sweep.warmup) == 1 else f'-{k}'}.yaml"] = settings
+    return found
+
+
 def jobs_of(
-    recipe: Recipe, out: Path, methods: Sequence[Method], seeds: Sequence[int], budgets: Sequence[Mapping[str, float]]
+    recipe: Recipe,
+    out: Path,
+    methods: Sequence[Method],
+    seeds: Sequence[int],
+    budgets: Sequence[Mapping[str, float]],
+    warmups: Mapping[Path, Recipe] | None = None,
 ) -> list[Job]:
-    """The base, then one job per seed, budget and method; only W differs between the methods."""
-    jobs = [Job(out / "base", None, (), recipe.train.seed, ())]
+    """The base, the chain of warmups of every seed, then one job per seed, budget and method.
+
+    Only W differs between the methods. All policies of a seed resume from the last warmup of that seed.
+    """
+    path, epochs = out / "recipe.yaml", recipe.train.epochs
+    jobs = [Job(out / "base", None, (), recipe.train.seed, (), path)]
+    last: dict[int, Path | None] = dict.fromkeys(seeds)
+    for file, settings in (warmups or {}).items():
+        for seed in seeds:
+            folder = out / f"{file.stem}-s{seed}"
+            chain = (f"train.seed={seed}", *_resuming(last[seed]))
+            jobs.append(Job(folder, None, (), seed, chain, file, settings.train.epochs, last[seed]))
+            last[seed] = folder
     for seed in seeds:
         for budget in budgets:
             name = "b" + "-".join(f"{weight:g}" for weight in budget.values())
             parent = out / name if len(budgets) > 1 else out
             for method in methods:
                 shares = ", ".join(f"{reward}: {weight:g}" for reward, weight in budget.items())
-                overrides = (f"weigh.method={method}", f"weigh.budget={{{shares}}}", f"train.seed={seed}")
-                jobs.append(Job(parent / f"{method}-s{seed}", method, tuple(budget.items()), seed, overrides))
+                own = (f"weigh.method={method}", f"weigh.budget={{{shares}}}", f"train.seed={seed}")
+                overrides = (*own, *_resuming(last[seed]))
+                folder = parent / f"{method}-s{seed}"
+                jobs.append(Job(folder, method, tuple(budget.items()), seed, overrides, path, epochs, last[seed]))
     return jobs
 
 
-def prepare(recipe: Recipe, path: Path, curves: GainCurves, job: Job) -> str | None:
+def _resuming(folder: Path | None) -> tuple[str, ...]:
+    return () if folder is None else (f"train.resume_from={folder}",)
+
+
+def prepare(recipe: Recipe, curves: GainCurves, job: Job) -> str | None:
     """Write W into the folder of a job and set aside results of other settings; a sentence about it, or None."""
-    settings = config.load(path, job.overrides)
+    settings = job.load()
+    if job.is_warmup:
+        return _refresh_warmup(settings, job.folder)
     note = None
     if job.method is not None:
         matrix = weigh(
@@ -94,6 +160,19 @@ def prepare(recipe: Recipe, path: Path, curves: GainCurves, job: Job) -> str | N
         note = _refresh_training(settings, job.folder, matrix)
         matrix.save(job.folder / "weights.json")
     return _refresh_scores(settings, job) or note
+
+
+def _refresh_warmup(settings: Recipe, folder: Path) -> str | None:
+    """Set aside a warmup of other settings; its static W is made by its training."""
+    path = folder / "weights.json"
+    if not path.is_file():
+        return None
+    matrix = WeightMatrix.load(path)
+    try:
+        training.check_weights(settings, matrix, path)
+    except StaleError as error:
+        return set_aside(folder, error)
+    return _refresh_training(settings, folder, matrix)
 
 
 def _refresh_training(settings: Recipe, folder: Path, matrix: WeightMatrix) -> str | None:
@@ -121,22 +200,23 @@ def _refresh_scores(settings: Recipe, job: Job) -> str | None:
 
 def _trained(settings: Recipe, job: Job) -> bool:
     """Whether a job is trained to its last epoch; True for the base."""
-    return job.method is None or training.finished(settings, job.folder)
+    return job.epochs == 0 or training.finished(settings, job.folder)
 
 
-def finished(path: Path, job: Job) -> bool:
+def finished(job: Job) -> bool:
     """Whether nothing is left to do for a job that `prepare` has checked."""
-    settings = config.load(path, job.overrides)
-    return _trained(settings, job) and evaluation.complete(settings, job.folder / "scores")
+    settings = job.load()
+    return _trained(settings, job) and (job.is_warmup or evaluation.complete(settings, job.folder / "scores"))
 
 
-def run_here(job: Job, recipe: Path) -> None:
+def run_here(job: Job) -> None:
     """Run a job in this process, together with the other processes of the launcher."""
-    settings = config.load(recipe, job.overrides)
-    if job.method is not None:
+    settings = job.load()
+    if job.epochs:
         training.train(settings, job.folder)
-    lora = None if job.method is None else job.folder / "lora"
-    evaluation.evaluate(settings, job.folder, lora, no_progress)
+    if not job.is_warmup:
+        lora = None if job.method is None else job.folder / "lora"
+        evaluation.evaluate(settings, job.folder, lora, no_progress)
 
 
 def set_aside(folder: Path, reason: Exception) -> str:
@@ -145,12 +225,25 @@ def set_aside(folder: Path, reason: Exception) -> str:
     while (target := folder.with_name(f"{folder.name}.stale-{number}")).exists():
         number += 1
     folder.rename(target)
-    return f"{str(reason).partition(': choose')[0]}; it was renamed to {target.name} and is made again"
+    said = str(reason).partition(": choose")[0].partition(": run recast")[0]
+    return f"{said}; it was renamed to {target.name} and is made again"
 
 
-def command_lines(jobs: Sequence[Job], recipe: Path) -> list[str]:
-    """One shell command per job, for a job queue; matched jobs are adjacent."""
-    return [" && ".join("recast " + shlex.join(words) for words in job.commands(recipe)) for job in jobs]
+def command_lines(jobs: Sequence[Job]) -> list[str]:
+    """One shell command per job, for a job queue; matched jobs are adjacent.
+
+    A comment separates the warmups from the jobs that need them.
+    """
+    lines: list[str] = []
+    needed = {job.after for job in jobs}
+    begun: set[Path] = set()
+    for job in sorted(jobs, key=lambda job: not job.is_warmup):
+        if job.after in begun:
+            lines.append("# when the commands above have finished:")
+            begun.clear()
+        lines.append(" && ".join("recast " + shlex.join(words) for words in job.commands()))
+        begun |= {job.folder} & needed
+    return lines
 
 
 def facts(jobs: Sequence[Job]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from recast.report import stage as reporting
 from recast.sweep import jobs, workers
 from recast.sweep.jobs import Job
 
-__all__ = ["Observer", "compare", "cost_sentence", "curves_of"]
+__all__ = ["Observer", "compare", "cost_sentence", "curves_of", "prepare"]
 
 _Watch = Callable[[Mapping[Job, str]], None]
 
@@ -40,14 +40,13 @@ class Observer:
     estimating : callable
         Returns a context manager that yields the callback for the status of the estimate, or None.
     running : callable
-        Takes the jobs and their number of epochs; returns a context manager that yields a callback for the running
-        jobs and their current command.
+        Takes the jobs; returns a context manager that yields a callback for the running jobs and their current command.
     """
 
     note: Callable[[str], None] = lambda _: None
     progress: Progress = no_progress
     estimating: Callable[[], AbstractContextManager[Any]] = nullcontext
-    running: Callable[[Sequence[Job], int], AbstractContextManager[_Watch]] = lambda *_: nullcontext(lambda _: None)
+    running: Callable[[Sequence[Job]], AbstractContextManager[_Watch]] = lambda *_: nullcontext(lambda _: None)
 
 
 def curves_of(recipe: Recipe, out: Path, observer: Observer) -> tuple[GainCurves, GainCurves | None]:
@@ -80,34 +79,48 @@ def _fresh(call: Callable[[], Any], folder: Path, observer: Observer) -> Any:
 
 
 def compare(
-    recipe: Recipe, out: Path, curves: GainCurves, planned: Sequence[Job], most: int | None, observer: Observer
+    recipe: Recipe,
+    out: Path,
+    curves: GainCurves,
+    planned: Sequence[Job],
+    most: int | None,
+    observer: Observer,
+    warmups: Mapping[Path, Recipe] | None = None,
 ) -> reporting.Report | None:
     """Train and evaluate all jobs, at most `most` at a time, and report; None on all processes but the first.
 
     Under a launcher, the jobs run in sequence, each on all processes.
     """
-    path = out / "recipe.yaml"
     if processes.RANK == 0:
-        recipe.save(path)
-        for job in planned:
-            note = jobs.prepare(recipe, path, curves, job)
-            if note is not None:
-                observer.note(f"note: {note}")
+        for note in prepare(recipe, out, curves, planned, warmups or {}):
+            observer.note(f"note: {note}")
     processes.wait()
-    # The base only has to be evaluated: last, on the first free device.
-    order = sorted((job for job in planned if not jobs.finished(path, job)), key=lambda job: job.method is None)
+    # Warmups first, since others resume from them; the base only has to be evaluated: last, on the first free device.
+    order = sorted(
+        (job for job in planned if not jobs.finished(job)), key=lambda job: (not job.is_warmup, job.method is None)
+    )
     if processes.COUNT > 1:
         for job in order:
-            jobs.run_here(job, path)
+            jobs.run_here(job)
     elif order:
         count = min(most or workers.workers_here(), len(order))
         facts = ", ".join(f"{number} {name}" for name, number in jobs.facts(planned).items())
         observer.note(f"comparing {facts}, {count} at a time")
-        with observer.running(order, recipe.train.epochs) as watch:
-            workers.run_jobs(order, path, count, watch)
+        with observer.running(order) as watch:
+            workers.run_jobs(order, count, watch)
     if processes.RANK > 0:
         return None
-    return reporting.report([job.folder for job in planned], out / "report")
+    return reporting.report([job.folder for job in planned if not job.is_warmup], out / "report")
+
+
+def prepare(
+    recipe: Recipe, out: Path, curves: GainCurves, planned: Sequence[Job], warmups: Mapping[Path, Recipe]
+) -> list[str]:
+    """Write the recipes and the W of every job, and set stale results aside; a sentence for each of these."""
+    recipe.save(out / "recipe.yaml")
+    for path, settings in warmups.items():
+        settings.save(path)
+    return [note for job in planned if (note := jobs.prepare(recipe, curves, job)) is not None]
 
 
 def cost_sentence(recipe: Recipe, curves: GainCurves, weights: WeightMatrix, exact: WeightMatrix | None) -> str:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recast import processes
@@ -27,25 +26,31 @@ PARENT = "RECAST_PARENT"
 """Environment variable with the process that started a job, so that no job continues after `recast run` was killed."""
 
 
-def run_jobs(jobs: Sequence[Job], recipe: Path, workers: int, watch: Callable[[Mapping[Job, str]], None]) -> None:
+def run_jobs(jobs: Sequence[Job], workers: int, watch: Callable[[Mapping[Job, str]], None]) -> None:
     """Run jobs on the local devices, `workers` at a time; the first failure stops all of them and is raised.
 
-    `watch` is called twice a second with the running jobs and their current command.
+    A job starts once the one that it resumes from is done, which must come before it in `jobs`. `watch` is called twice
+    a second with the running jobs and their current command.
     """
     slots: queue.Queue[int] = queue.Queue()
     for slot in range(workers):
         slots.put(slot)
     running: dict[Job, str] = {}
     stop = threading.Event()
+    done = {job.folder: threading.Event() for job in jobs}
 
     def one(job: Job) -> None:
+        while job.after in done and not done[job.after].wait(0.1):
+            if stop.is_set():
+                return
         slot = slots.get()
         try:
-            for words in job.commands(recipe):
+            for words in job.commands():
                 if stop.is_set():
                     return
                 running[job] = words[0]
                 _call(words, slot, workers, stop)
+            done[job.folder].set()
         except BaseException:
             stop.set()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
@@ -15,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from recast import identity
+from recast import config, identity
 from recast.core import artifact
 from recast.errors import RecastError
 from recast.flow.sharded import like, whole
@@ -23,6 +24,8 @@ from recast.flow.sharded import like, whole
 __all__ = [
     "Position",
     "all_of",
+    "digest",
+    "last_of",
     "load_tensors",
     "name",
     "optimizer_tensors",
@@ -41,6 +44,7 @@ _HASHED = {
     "train.prompts": "prompt file (train.prompts)",
     "policy.lora": "adapter (policy.lora)",
     "train.lora": "adapter to start from (train.lora)",
+    "train.resume_from": "checkpoint to resume from (train.resume_from)",
 }
 """Names, for error messages, of the settings of which a checkpoint records only a hash."""
 
@@ -65,10 +69,39 @@ def all_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("epoch-*") if (path / "state.json").is_file())
 
 
-def read_state(path: Path, settings: Mapping[str, Any]) -> tuple[Position, dict[str, Any]]:
-    """The position of a checkpoint and its other facts; raises `StaleError` if it has other settings."""
+def last_of(source: str) -> Path:
+    """The checkpoint that `train.resume_from` names: itself, or that of the last epoch of a finished run."""
+    folder = Path(source).expanduser()
+    if (folder / "state.json").is_file():
+        return folder
+    found = all_of(folder / "checkpoints")
+    if not found:
+        raise RecastError(f"train.resume_from = {source} has no checkpoint: train that run first")
+    epochs = config.load_run(folder / "recipe.yaml").train.epochs
+    if found[-1].name != name(Position(epochs)):
+        raise RecastError(
+            f"train.resume_from = {source} is trained up to {found[-1].name} of {epochs} epochs: finish that run, or "
+            f"name the checkpoint {found[-1]}"
+        )
+    return found[-1]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 over the files of a checkpoint that `Trainer.start_from` reads."""
+    found = hashlib.sha256()
+    for file in sorted([*path.glob("*/*.safetensors"), path / "optimizer.safetensors", path / "state.json"]):
+        found.update(hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def read_state(path: Path, settings: Mapping[str, Any] | None = None) -> tuple[Position, dict[str, Any]]:
+    """The position of a checkpoint and its other facts; raises `StaleError` if it has other settings than those given.
+
+    None accepts any settings.
+    """
     content = artifact.read(path / "state.json", _FORMAT)
-    identity.require_same(artifact.mapping(content, "settings", path), settings, f"{path} was trained", _HASHED)
+    if settings is not None:
+        identity.require_same(artifact.mapping(content, "settings", path), settings, f"{path} was trained", _HASHED)
     try:
         position = Position(*(int(artifact.field(content, key, path)) for key in ("epoch", "update", "step")))
     except (TypeError, ValueError) as error:

@@ -70,7 +70,7 @@ def examine(recipe: Recipe, count: int, images: int, on_progress: OnProgress = i
     seeds = groups.seeds(recipe.train.seed, 0, count * images, 1)[:, 0].tolist()
     each = [row for row in chosen for _ in range(images)]
     found = rollout(policy, models, each, seeds, sigmas, recipe.train.sample_batch, on_progress)
-    members = torch.arange(count * images) // images
+    members = torch.from_numpy(groups.members([row["prompt"] for row in chosen], images))
     values = torch.from_numpy(found.rewards.copy())
     settings = recipe.train
     return diagnose(values, members, list(models), recipe.budget, settings.normalize, settings.spread)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from recast.errors import RecastError
 
-__all__ = ["Batches", "batches", "mine", "order", "prompts", "seeds"]
+__all__ = ["Batches", "batches", "members", "mine", "order", "prompts", "seeds"]
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,18 @@ def prompts(seed: int, epoch: int, groups: int, available: int) -> list[int]:
     places = range(epoch * groups, (epoch + 1) * groups)
     passes = {number: _random(seed, 0, number).permutation(available) for number in {p // available for p in places}}
     return [int(passes[place // available][place % available]) for place in places]
+
+
+def members(texts: Sequence[str], images: int) -> NDArray[np.int64]:
+    """The group of every image of an epoch, given the prompts of its groups; groups of one prompt are one group.
+
+    Prompt files may repeat a prompt, and advantages are relative to all images of it, as in DiffusionNFT.
+
+    >>> members(["a cat", "a dog", "a cat"], 2).tolist()
+    [0, 0, 1, 1, 0, 0]
+    """
+    first: dict[str, int] = {}
+    return np.repeat([first.setdefault(text, k) for k, text in enumerate(texts)], images)
 
 
 def order(seed: int, epoch: int, total: int) -> NDArray[np.int64]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from recast.train.reweigh import reweigh
 from recast.train.trainer import StoppedError, Trainer
 from recast.weigh import static
 
-__all__ = ["Observer", "accelerator_of", "build", "check_stale", "finished", "train"]
+__all__ = ["Observer", "accelerator_of", "build", "check_stale", "check_weights", "finished", "train"]
 
 _PREVIEWS = 8
 """Prompts on a sample sheet: the first ones of the training set, with the seeds of evaluation."""
@@ -59,7 +60,8 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
     set_seed((recipe.train.seed + accelerator.process_index) % 2**32)  # for rewards that draw from global generators
     matrix, policy = _weights(recipe, out, weights, accelerator)
     rows = prompts.load(recipe.train.prompts)
-    settings = identity.training(recipe, matrix, rows)
+    parent = None if recipe.train.resume_from is None else checkpoint.last_of(recipe.train.resume_from)
+    settings = _identity(recipe, matrix, rows, parent)
     folder = out / "checkpoints"
     found = checkpoint.all_of(folder)
     if found:  # before a model is loaded: other settings are an error at once
@@ -70,8 +72,13 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
             raise RecastError(f"{out} has {done} epochs already, more than train.epochs = {recipe.train.epochs}")
     trainer = build(recipe, matrix, rows, accelerator, policy)
     if found:
-        _load(trainer, found[-1], settings)
-    observer.start(trainer.batches.describe() + (f"; resuming from {found[-1].name}" if found else ""))
+        with _reading(found[-1], f"remove {found[-1]} to resume from the checkpoint before it"):
+            trainer.load(found[-1], settings)
+    elif parent is not None:
+        with _reading(parent, "train.resume_from can name another checkpoint"):
+            trainer.start_from(parent, adapters=recipe.train.lora is None)
+    start = found[-1].name if found else parent and f"{parent}, after {trainer.position.step} optimizer steps"
+    observer.start(trainer.batches.describe() + (f"; resuming from {start}" if start else ""))
     trackers.start(accelerator, recipe.train.trackers, out, settings, trainer.position.step)
     try:
         _loop(recipe, out, trainer, settings, observer)
@@ -84,12 +91,22 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
     return trainer.position.epoch
 
 
+def _identity(recipe: Recipe, matrix: WeightMatrix, rows: list[prompts.Row], parent: Path | None) -> dict[str, Any]:
+    """The settings that decide the trained adapters; a checkpoint to resume from is identified by its content."""
+    found = identity.training(recipe, matrix, rows)
+    return found if parent is None else found | {"train.resume_from": checkpoint.digest(parent)}
+
+
 def check_stale(recipe: Recipe, out: Path, weights: WeightMatrix) -> None:
     """Raise `StaleError` if RUN has a checkpoint of other settings, or of more epochs than the recipe has."""
     found = checkpoint.all_of(out / "checkpoints")
     if not found:
         return
-    wanted = identity.training(recipe, weights, prompts.load(recipe.train.prompts))
+    try:
+        parent = None if recipe.train.resume_from is None else checkpoint.last_of(recipe.train.resume_from)
+    except RecastError as error:
+        raise StaleError(f"{out} was trained from another checkpoint: {error}") from error
+    wanted = _identity(recipe, weights, prompts.load(recipe.train.prompts), parent)
     if checkpoint.read_state(found[-1], wanted)[0].epoch > recipe.train.epochs:
         raise StaleError(f"{found[-1]} was trained for longer than train.epochs = {recipe.train.epochs}")
 
@@ -114,15 +131,16 @@ def _check(recipe: Recipe, out: Path) -> None:
         raise RecastError(f"{out}: cannot be used as the run's folder: {error.strerror or error}") from error
 
 
-def _load(trainer: Trainer, path: Path, settings: Mapping[str, Any]) -> None:
+@contextmanager
+def _reading(path: Path, remedy: str) -> Iterator[None]:
+    """Turn what a damaged checkpoint raises into one sentence."""
     try:
-        trainer.load(path, settings)
+        yield
     except (RecastError, KeyError, ValueError, RuntimeError) as error:
         reason = (
             str(error) if isinstance(error, RecastError) else f"{path} is damaged ({type(error).__name__}: {error})"
         )
-        hint = "" if "remove" in reason else f": remove {path} to resume from the checkpoint before it"
-        raise RecastError(reason + hint) from error
+        raise RecastError(reason if "remove" in reason else f"{reason}: {remedy}") from error
 
 
 def _weights(
@@ -140,7 +158,7 @@ def _weights(
         raise RecastError(f"{path} does not exist: run recast weigh first, or name another file with --weights")
     matrix = WeightMatrix.load(path)
     if weights is None:
-        _compare(recipe, matrix, path)
+        check_weights(recipe, matrix, path)
     elif idle := [name for name in recipe.rewards if name not in matrix.rewards]:
         warnings.warn(f"{path} has no weight for {', '.join(idle)}: not used in training", stacklevel=2)
     return matrix, policy
@@ -151,14 +169,14 @@ def _load_policy(recipe: Recipe) -> SD3Policy:
     return sd3.load(recipe.policy.model_copy(update={"lora": None}))
 
 
-def _compare(recipe: Recipe, matrix: WeightMatrix, path: Path) -> None:
-    """Raise an error if W has another method or budget than the recipe."""
+def check_weights(recipe: Recipe, matrix: WeightMatrix, path: Path) -> None:
+    """Raise `StaleError` if W has another method or budget than the recipe."""
     share = sinkhorn.simplex(list(recipe.budget.values()), len(recipe.budget), "budget")
     asked = {name: round(float(value), 6) for name, value in zip(recipe.budget, share, strict=True)}
     has = {name: round(float(value), 6) for name, value in zip(matrix.rewards, matrix.budget, strict=True)}
     for what, wanted, found in (("weigh.method", recipe.weigh.method, matrix.method), ("the budget", asked, has)):
         if wanted != found:
-            raise RecastError(
+            raise StaleError(
                 f"{path} was made with {what} = {found}, but the recipe has {wanted}: run recast weigh again, "
                 "or name the file with --weights"
             )
@@ -173,7 +191,8 @@ def build(
 ) -> Trainer:
     """The trainer of a recipe; loads the rewards and, by default, the policy.
 
-    The adapters start from `train.lora` or else `policy.lora`; `policy` must be without it.
+    The adapters start from `train.lora` or else `policy.lora`; `policy` must be without it. `train` replaces them by
+    those of `train.resume_from`.
     """
     settings = recipe.train
     missing = [name for name in matrix.rewards if name not in recipe.rewards]

@@ -93,7 +93,8 @@ class Trainer:
         number = self.position.epoch
         self._random = checkpoint.random_tensors()  # an interrupted epoch is sampled and scored again
         data, rewards = self._rollout(number, on_progress)
-        members = torch.arange(self.batches.total) // self.batches.images
+        texts = [row["prompt"] for row in self._prompts(number)]
+        members = torch.from_numpy(groups.members(texts, self.batches.images))
         parts = advantage.contributions(rewards, members, self.weights, self.settings.normalize, self.settings.spread)
         quality = advantage.optimality(parts.sum(1), self.settings.advantage_clip).float()
         found = metrics.reward_metrics(list(self.models), rewards, members, parts)
@@ -123,16 +124,21 @@ class Trainer:
             "pairs_per_second": trained / seconds["training"],
         }
 
+    def _prompts(self, epoch: int) -> list[Row]:
+        """The prompts of the groups of an epoch."""
+        numbers = groups.prompts(self.settings.seed, epoch, self.batches.groups, len(self.rows))
+        return [self.rows[number] for number in numbers]
+
     def _rollout(self, epoch: int, on_progress: OnProgress) -> tuple[Rollout, Tensor]:
         """The images of this process in the order of training, and the rewards (N, m) of all images of the epoch."""
         batches, settings = self.batches, self.settings
-        chosen = groups.prompts(settings.seed, epoch, batches.groups, len(self.rows))
+        chosen = self._prompts(epoch)
         order = groups.order(settings.seed, epoch, batches.total)
         self._seeds = groups.seeds(settings.seed, epoch, batches.total, pairs.SEEDS + len(self.sigmas) - 1)
         rank = self.accelerator.process_index
         self._mine = [groups.mine(batches, order, update, rank) for update in range(batches.updates)]
         images = np.concatenate(self._mine)
-        rows = [self.rows[chosen[image // batches.images]] for image in images]
+        rows = [chosen[image // batches.images] for image in images]
         failure: Exception | None = None
         try:
             with self.adapters.using("old"):
@@ -286,25 +292,43 @@ class Trainer:
     def load(self, path: Path, settings: Mapping[str, Any]) -> None:
         """Load the state of a checkpoint."""
         self.position, facts = checkpoint.read_state(path, settings)
+        self._load_adapters(path)
+        self._load_optimizer(path, facts)
+        self.schedule.load_state_dict({**facts["schedule"], "lr_lambdas": [None]})
+        for group, rate in zip(self.optimizer.param_groups, facts["schedule"]["_last_lr"], strict=True):
+            group["lr"] = rate
+        self.weights = WeightMatrix.load(path / "weights.json")
+        random = path / f"random-{self.accelerator.process_index}.safetensors"
+        if random.exists():  # absent if the run is resumed with more processes
+            checkpoint.restore_random(checkpoint.load_tensors(random))
+
+    def start_from(self, path: Path, adapters: bool = True) -> None:
+        """Take over adapters, optimizer and step count of another run's checkpoint; epochs are counted anew.
+
+        Without `adapters`, those that are loaded already stay, and their average starts from them.
+        """
+        position, facts = checkpoint.read_state(path)
+        self.position = Position(step=position.step)
+        if adapters:
+            self._load_adapters(path)
+        self.ema.optimization_step = position.step
+        self._load_optimizer(path, facts)
+
+    def _load_adapters(self, path: Path) -> None:
         self.adapters.load(path / "ema", "default")
         self.ema.shadow_params = [each.detach().clone() for each in self.adapters.parameters]
         self.ema.optimization_step = self.position.step
         self.adapters.load(path / "default", "default")
         self.adapters.load(path / "old", "old")
+
+    def _load_optimizer(self, path: Path, facts: Mapping[str, Any]) -> None:
         tensors = checkpoint.load_tensors(path / "optimizer.safetensors")
         if self._zero:
             zero.restore_optimizer(self.accelerator, self.optimizer.optimizer, tensors)
         else:
             checkpoint.restore_optimizer(self.optimizer.optimizer, tensors)
-        self.schedule.load_state_dict({**facts["schedule"], "lr_lambdas": [None]})
-        for group, rate in zip(self.optimizer.param_groups, facts["schedule"]["_last_lr"], strict=True):
-            group["lr"] = rate
         if self.accelerator.scaler is not None and facts["scaler"]:
             self.accelerator.scaler.load_state_dict(facts["scaler"])
-        self.weights = WeightMatrix.load(path / "weights.json")
-        random = path / f"random-{self.accelerator.process_index}.safetensors"
-        if random.exists():  # absent if the run is resumed with more processes
-            checkpoint.restore_random(checkpoint.load_tensors(random))
 
     def save_ema(self, folder: Path) -> None:
         """Write the averaged adapter, the one to evaluate, in diffusers' format; all processes must call this."""
@@ -336,7 +360,7 @@ class _Averaged:
 
 def _batches(settings: TrainConfig, steps: int, processes: int) -> groups.Batches:
     """The sizes of an epoch for T = `steps`."""
-    levels = max(1, round(settings.fraction * steps))
+    levels = max(1, int(settings.fraction * steps))  # DiffusionNFT's rounding
     return groups.batches(
         processes, settings.prompts_per_epoch, settings.images_per_prompt, settings.batch, levels, settings.micro_batch
     )

@@ -1,8 +1,9 @@
 """README and the site: they build without a warning, links lead somewhere, and every name in them exists."""
 
 import ast
-import importlib
+import importlib.util
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -272,3 +273,16 @@ def test_the_plan_in_the_guide_is_what_training_prints() -> None:
     assert plan == batches(8, 48, 24, 1152, 25, 24).describe()
     with pytest.raises(recast.RecastError, match=re.escape(error.removeprefix("error: "))):
         batches(5, 48, 24, 1152, 25, 24)
+
+
+def test_the_table_of_settings_is_the_recipes() -> None:
+    """The page prints what benchmarks/published/settings.py found in DiffusionNFT, and the values of our recipe."""
+    path = ROOT / "benchmarks/published/settings.py"
+    spec = importlib.util.spec_from_file_location("published_settings", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = json.loads(module.RESULTS.read_text())
+    assert "\n".join(module.table(found["found"])) in read("docs/guides/sd35.md")
+    assert found["commit"][:7] in read("docs/guides/sd35.md")

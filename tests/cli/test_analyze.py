@@ -17,6 +17,7 @@ from recast.core.curves import GainCurves
 from recast.estimate import at_orders, stage
 from recast.flow import lora, sd3
 from recast.propose import stage as propose
+from recast.weigh import weigh
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["prompts.count=2", "estimate.samples=2", "estimate.noisings=2", "estimate.steps=4", "estimate.spacing=2"]
@@ -27,7 +28,7 @@ def silent(items: Iterable[Any], title: str, total: int) -> Iterable[Any]:
 
 
 def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["analyze", *map(str, arguments)])
+    return CliRunner().invoke(app, ["analyze", *map(str, arguments)], env={"COLUMNS": "160"})
 
 
 def estimate(out: Path, *more: str) -> Path:
@@ -61,6 +62,11 @@ def test_seven_orders_from_the_stored_rollouts(runs: dict[str, Path], tmp_path: 
     assert all(f"{order:g}" in result.output for order in renyi.PAPER_ALPHAS)
     assert "biased at every order except 2" in result.output
     swept = at_orders(runs["base"], (2.0, 4.0))
+    for order, curves in swept.items():
+        factors = weigh(curves, dict.fromkeys(curves.rewards, 1.0)).matrix * curves.steps * len(curves.rewards)
+        cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in result.output.splitlines()]
+        spans = [f"{row.min():.2f} to {row.max():.2f}" for row in (*factors, factors)]
+        assert [f"{order:g}", *spans] in cells  # of every reward, and of all
     made = GainCurves.load(runs["base"] / "gains.json")
     np.testing.assert_allclose(swept[2.0].D, made.D)
     again, _ = stage.estimate(

@@ -227,21 +227,78 @@ def test_compare_needs_one_grid_or_the_flag(gains: Path, tmp_path: Path) -> None
 
 
 def test_plot_draws_png_and_pdf_the_same_every_time(gains: Path, tmp_path: Path) -> None:
-    for name in ("a", "b"):
+    for name in ("a", "b.png"):
         result = call("plot", gains, "--budget", "clipscore=1,ocr=2", "--truth", gains, "--out", tmp_path / name)
         assert result.exit_code == 0, result.output
     for kind, magic in (("png", b"\x89PNG"), ("pdf", b"%PDF")):
         first, second = ((tmp_path / f"{name}.{kind}").read_bytes() for name in "ab")
         assert first.startswith(magic)
         assert first == second
-    for out, written in (("c.png", "c.png"), ("", "gains.pdf"), ("d.pdf", "d.png")):
-        assert call("plot", gains, "--shrink", "--out", tmp_path / out).exit_code == 0
-        assert (tmp_path / written).exists()
-    for name, budget in (("e", "clipscore=9,ocr=1"), ("f", "clipscore=1,ocr=1")):
-        assert call("plot", gains, "--budget", budget, "--out", tmp_path / name).exit_code == 0
-    assert (tmp_path / "e.png").read_bytes() != (tmp_path / "f.png").read_bytes()
-    assert call("plot", gains).exit_code == 0
-    assert gains.with_suffix(".png").exists()
+    result = call("plot", gains, "--budget", "clipscore=9,ocr=1", "--shrink", "--out", tmp_path)
+    assert (tmp_path / "gains.png").read_bytes() != (tmp_path / "a.png").read_bytes()
+    curves = recast.GainCurves.load(gains)
+    of_two, of_all = result.output.splitlines()[:2]
+    ratio = curves.select(("clipscore", "ocr")).demand_ratio([9, 1])
+    assert f"of clipscore, ocr at λ = (9, 1): varies by {ratio:.2f}× over the steps 2 to 10" in of_two
+    assert f"of all rewards at uniform λ: varies by {curves.demand_ratio():.2f}×" in of_all
+    assert f"without ocr {curves.select(('clipscore', 'flat')).demand_ratio():.2f}×" in of_all
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    """Three files as in Sec. 3.5: two rewards at T = 4, and two files at T = 8 that share one of them."""
+    steps = {4: np.linspace(0, 1, 5), 8: np.linspace(0, 1, 9)}
+    sets = {"joint": (("even", "late"), 4), "text": (("late", "ocr"), 8), "objects": (("even", "geneval"), 8)}
+    shapes = {
+        "even": lambda u: 1 - u,
+        "late": lambda u: 1 - u**2,
+        "ocr": lambda u: 1 - u**3,
+        "geneval": lambda u: 1 - u**8,
+    }
+    paths = []
+    for name, (rewards, T) in sets.items():
+        curves = recast.GainCurves(rewards, schedule.from_shift(T), [shapes[reward](steps[T]) for reward in rewards])
+        paths.append(curves.save(tmp_path / f"{name}.json"))
+    return paths
+
+
+def test_plot_lays_curves_of_different_grids_over_each_other(three: list[Path]) -> None:
+    result = call("plot", *three, "--budget", "even=1,ocr=1")
+    assert result.exit_code == 0, result.output
+    said = result.output
+    assert f"note: late of {three[1]} is not drawn: an earlier file has it" in said
+    assert f"note: even of {three[2]} is not drawn: an earlier file has it" in said
+    # gains of 1 − u^n at t/T = 1/4 … 1: t^n − (t−1)^n over 4^n; normalized, they sum to 4
+    n = np.array([1, 2, 3, 8])[:, None]
+    gains = (np.arange(1, 5) / 4) ** n - (np.arange(4) / 4) ** n
+    demand = 4 * gains.mean(0)[1:]
+    assert f"of all rewards at uniform λ: varies by {demand.max() / demand.min():.2f}× over the steps 2 to 4" in said
+    demand = 4 * gains[:3].mean(0)[1:]
+    assert f"without geneval {demand.max() / demand.min():.2f}×" in said
+    demand = 4 * gains[[0, 2]].mean(0)[1:]
+    assert f"of even, ocr at uniform λ: varies by {demand.max() / demand.min():.2f}×" in said
+    assert {path.name for path in three[0].parent.glob("overlay.*")} == {"overlay.png", "overlay.pdf"}
+
+
+def test_plot_names_files_that_cannot_be_laid_over_each_other(three: list[Path], tmp_path: Path) -> None:
+    assert "is named twice" in fails("plot", three[0], three[0])
+    assert "--truth belongs to one file" in fails("plot", *three, "--truth", three[0])
+    other = tmp_path / "other.json"
+    curves = recast.GainCurves.load(three[0])
+    curves.save(other)
+    assert f"{other} adds no reward" in fails("plot", three[0], other)
+    recast.GainCurves(("new",), curves.sigmas, curves.D[:1], alpha=4).save(other)
+    assert f"{other} has alpha = 4.0, but {three[0]} has 2.0" in fails("plot", three[0], other)
+
+
+def test_a_step_without_demand_is_said_in_words(tmp_path: Path) -> None:
+    grid = schedule.from_shift(4)
+    path = recast.GainCurves(("a", "b"), grid, [[3, 2, 2, 1, 1], [2, 1, 1, 0, 0]]).save(tmp_path / "gains.json")
+    assert "none at t = 2, 4, so its ratio over the steps 2 to 4 is infinite" in call("weigh", path).output
+    path = recast.GainCurves(("a", "b"), grid, [[3, 2, 2, 2, 2], [2, 1, 1, 1, 1]]).save(tmp_path / "gains.json")
+    assert "none at the steps 2 to 4, because no reward has gain there" in call("weigh", path).output
+    path = recast.GainCurves(("a", "b"), [0, 1], [[3, 2], [2, 1]]).save(tmp_path / "gains.json")
+    assert "demand Σ" not in call("weigh", path).output
 
 
 def test_the_figure_shows_the_numbers(gains: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy import stats
 
 import recast
 from recast.core import renyi, schedule
-from recast.core.comparison import compare, remaining
+from recast.core.comparison import compare, excursions, overlay, remaining
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
 
@@ -120,6 +121,101 @@ def test_resampling_there_and_back_onto_a_finer_grid_is_exact() -> None:
     fine = np.union1d(coarse, schedule.from_shift(17))
     curves = GainCurves(("a",), coarse, [np.linspace(1, 0, 6) ** 2])
     np.testing.assert_allclose(curves.resample(fine).resample(coarse).D, curves.D, atol=1e-12)
+
+
+def test_resampling_over_steps_interpolates_on_their_share() -> None:
+    """D = (1 − t/T)² at T = 25, at every level of T = 10 by hand; linear between two levels of the finer grid."""
+    curves = GainCurves(("a",), schedule.from_shift(25), [(1 - np.linspace(0, 1, 26)) ** 2])
+    other = curves.resample(schedule.from_shift(10), over="step")
+    np.testing.assert_array_equal(other.sigmas, schedule.from_shift(10))
+    t = 2.5 * np.arange(11)
+    below, above = (1 - np.floor(t) / 25) ** 2, (1 - np.ceil(t) / 25) ** 2
+    np.testing.assert_allclose(other.D[0], (below + above) / 2, rtol=1e-12)
+    np.testing.assert_allclose(other.total, curves.total)
+    assert np.abs(other.D - curves.resample(schedule.from_shift(10)).D).max() > 0.01  # σ is another coordinate
+    with pytest.raises(RecastError, match="over 'sigma' or 'step', not 'time'"):
+        curves.resample([0, 1], over="time")  # type: ignore[arg-type]
+
+
+def test_the_demand_of_two_rewards_by_hand() -> None:
+    gains = np.array([[1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 3.0, 4.0]])
+    D = np.flip(np.cumsum(np.flip(np.pad(gains, ((0, 0), (0, 1))), 1), axis=1), 1)
+    curves = GainCurves(("even", "late"), schedule.from_shift(4), D)
+    np.testing.assert_allclose(curves.demand(), [0.5, 0.75, 1.25, 1.5])
+    np.testing.assert_allclose(curves.demand([1, 3]), [0.25, 0.625, 1.375, 1.75])
+    assert curves.demand_ratio() == pytest.approx(2.0)  # the first step, with 0.5, is left out
+    assert curves.demand_ratio([1, 3]) == pytest.approx(2.8)
+    assert curves.demand_ratio([5, 0]) == 1.0
+    with pytest.raises(RecastError, match="budget"):
+        curves.demand([1, 2, 3])
+
+
+def test_a_ratio_without_demand_is_infinite_or_unknown() -> None:
+    assert GainCurves(("a",), schedule.from_shift(3), [[2, 1, 0, 0]]).demand_ratio() == np.inf
+    assert np.isnan(GainCurves(("a",), schedule.from_shift(3), [[2, 1, 1, 1]]).demand_ratio())
+    assert np.isnan(GainCurves(("a",), [0, 1], [[2, 1]]).demand_ratio())
+
+
+def test_an_overlay_takes_each_reward_from_the_first_set_that_has_it() -> None:
+    fine, coarse = np.linspace(0, 1, 9), np.linspace(0, 1, 5)
+    joint = GainCurves(("a", "b"), schedule.from_shift(4), [1 - coarse, 1 - coarse**2])
+    same = GainCurves(("c",), schedule.from_shift(4), [1 - coarse**3])
+    finer = GainCurves(("b", "d"), schedule.from_shift(8), [2 - 2 * fine, 1 - fine**4])
+    laid = overlay({"joint": joint, "same": same, "finer": finer})
+    assert laid.curves.rewards == ("a", "b", "c", "d")
+    assert laid.native == (4, 4, 4, 8)
+    assert laid.resampled == ("d",)
+    assert laid.left_out == {"finer": ("b",)}
+    # the levels of T = 4 are levels of T = 8, so resampling is exact
+    np.testing.assert_allclose(laid.curves.D, [1 - coarse, 1 - coarse**2, 1 - coarse**3, 1 - coarse**4], atol=1e-15)
+    np.testing.assert_array_equal(laid.curves.sigmas, joint.sigmas)
+    for sets, words in (
+        ({}, "at least one set"),
+        ({"x": joint, "y": joint}, "y adds no reward"),
+        ({"x": joint, "y": GainCurves(("e",), [0, 1], [[1, 0]], alpha=4)}, "y has alpha = 4.0, but x has 2.0"),
+        ({"x": joint, "y": GainCurves(("e",), [0, 1], [[1, 0]], aggregate="pooled")}, "y has aggregate = pooled"),
+    ):
+        with pytest.raises(RecastError, match=words):
+            overlay(sets)
+
+
+def test_prompts_of_an_overlay_count_for_their_own_rewards(curves: GainCurves) -> None:
+    rng = np.random.default_rng(1)
+    per_prompt = rng.random((5, 1, 26)) * np.linspace(1, 0, 26)
+    other = GainCurves(("geneval",), schedule.from_shift(25), per_prompt.mean(0), D_prompts=per_prompt)
+    laid = overlay({"joint": curves, "other": other}).curves
+    assert laid.D_prompts is not None
+    assert laid.D_prompts.shape == (17, 3, 11)
+    np.testing.assert_array_equal(np.isnan(laid.D_prompts[..., 0]).sum(0), [5, 5, 12])
+    np.testing.assert_allclose(laid.D, np.nanmean(laid.D_prompts, 0))
+    assert np.isfinite(laid.intervals(resamples=200)["gains"]).all()
+    bare = overlay({"joint": curves, "other": GainCurves(("geneval",), other.sigmas, other.D)})
+    assert bare.curves.D_prompts is None
+
+
+def test_excursions_are_the_factors_relative_to_static(curves: GainCurves) -> None:
+    weights = recast.weigh(curves, {"clip": 1, "ocr": 3})
+    factors = 10 * weights.matrix / np.array([[0.25], [0.75]])
+    np.testing.assert_allclose(excursions(weights), np.stack([factors.min(1), factors.max(1)], axis=1))
+    np.testing.assert_allclose(excursions(recast.weigh(curves, [1, 3], "static")), 1.0)
+    # both rows sum to λ and all columns to 1/T, so with two equal rewards one is above 1 where the other is below
+    even = excursions(recast.weigh(curves, [1, 1]))
+    np.testing.assert_allclose(even[0] + even[1, ::-1], 2.0, atol=1e-8)
+
+
+def test_curves_of_two_versions_of_a_reward_are_not_compared(curves: GainCurves) -> None:
+    def made(**versions: str) -> GainCurves:
+        return replace(curves, provenance={"versions": {"ocr": versions}} if versions else {})
+
+    old, new = made(engine="rapidocr 3.8.0", models="v4"), made(engine="rapidocr 3.9.0", models="v6")
+    for function in (compare, remaining):
+        with pytest.raises(
+            RecastError, match="ocr has engine = rapidocr 3.8.0 in one set of curves and rapidocr 3.9.0"
+        ):
+            function(old, new)
+        assert function(new, new)
+        assert function(made(), new)  # an earlier release did not record versions
+        assert function(old.select(["clip"]), new)  # only what is compared must agree
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:

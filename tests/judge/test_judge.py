@@ -61,11 +61,12 @@ def test_three_hundred_pairs_with_every_fault_and_a_kill_give_the_exact_rates(se
     stage.judge([calm], settings(server, concurrency=32), no_progress)
     check(tmp_path / "calm", expected(first, second, hopeless))
     assert load(tmp_path / "calm").dropped == 2
-    faulty = sum(count for kind, count in known.kinds.items() if kind != "None")
-    assert 0.25 < faulty / sum(known.kinds.values()) < 0.35
+    never = 2 * 2 * 9  # attempts at both orders of the two pairs that never succeed
+    faulty = sum(count for kind, count in known.kinds.items() if kind != "None") - never
+    assert 0.25 < faulty / (sum(known.kinds.values()) - never) < 0.35
     assert set(known.kinds) == {"None", *map(str, Known.FAULTS)}
     assert set(known.answered.values()) == {1}  # nothing was asked again once it was answered
-    assert max(known.asked.values()) == 8
+    assert max(known.asked.values()) == 9  # the first attempt and the paper's 8 retries
 
     again = Known(server, faulty=0.3, hopeless=hopeless)
     command = [sys.executable, "-m", "recast", "judge", str(ours), str(static), "--out", str(tmp_path / "killed")]
@@ -284,7 +285,7 @@ def test_reasons_that_nobody_can_read_leave_the_denominator(server: Server, tmp_
     wanted = expected([first[k] for k in plain], [second[k] for k in plain])["overall"]
     assert outcome.verdicts[0].rate("faithfulness") == pytest.approx(wanted, abs=1e-12)
     assert server.requests[0]["body"]["max_tokens"] == 99
-    assert outcome.calls == len(server.requests) == 60 + 6 * 8
+    assert outcome.calls == len(server.requests) == 60 + 6 * 9
     assert outcome.tokens[0] == 60 * 1000  # the known judge counts its own answers only
 
 

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+import recast
+from recast.core import schedule
+from recast.core.comparison import overlay
 from recast.core.curves import GainCurves
 from recast.report import figures
 from recast.report.compare import Run
@@ -38,6 +41,32 @@ def test_the_panels_figure_shows_the_four_panels_of_each_run() -> None:
         np.testing.assert_allclose(shown[2], curves.normalized())
         np.testing.assert_allclose(shown[3].sum(0), 1 / 3)
         np.testing.assert_allclose(shown[3].sum(1), 1 / 2)
+
+
+def test_the_overlay_dashes_what_was_resampled_and_shows_shares_of_the_steps() -> None:
+    coarse, fine = np.linspace(0, 1, 5), np.linspace(0, 1, 9)
+    joint = GainCurves(("a", "b"), schedule.from_shift(4), [1 - coarse, 1 - coarse**2])
+    text = GainCurves(("ocr",), schedule.from_shift(8), [1 - fine**3])
+    laid = overlay({"joint": joint, "text": text})
+    weights = recast.weigh(laid.curves, {"a": 1, "ocr": 1, "new": 2})
+    figure = figures.overlay_figure(laid, weights)
+    for axes, names, rows in zip(
+        figure.axes,
+        (laid.curves.rewards, laid.curves.rewards, weights.rewards),
+        (laid.curves.gains, laid.curves.normalized(), weights.matrix),
+        strict=True,
+    ):
+        lines = [line for line in axes.lines if line.get_label() in names]
+        assert [line.get_label() for line in lines] == list(names)
+        for line, row in zip(lines, rows, strict=True):
+            np.testing.assert_allclose(line.get_xdata(), [0.25, 0.5, 0.75, 1.0])
+            np.testing.assert_array_equal(line.get_ydata(), row)
+            assert line.get_linestyle() == ("--" if line.get_label() == "ocr" else "-")
+    static = [line.get_ydata()[0] for line in figure.axes[2].lines if line.get_linestyle() == ":"]  # type: ignore[index]
+    assert static == pytest.approx([0.0625, 0.0625, 0.125])
+    (legend,) = figure.legends
+    said = [text.get_text() for text in legend.get_texts()]
+    assert said == ["a (T = 4)", "b (T = 4)", "ocr (from T = 8)", "new (no curve)"]
 
 
 def test_the_differences_figure_has_a_dot_a_matched_pair_at_its_height() -> None:

@@ -18,7 +18,7 @@ from recast.cli import app
 from recast.cli.tables import report_table
 from recast.core import artifact, schedule
 from recast.errors import RecastError
-from recast.report import render, sections, stage
+from recast.report import compare, render, sections, stage
 from recast.report.compare import Run
 from recast.report.render import Cell, Table
 
@@ -66,6 +66,11 @@ def test_every_form_is_written_and_says_the_same(runs: Path, tmp_path: Path) -> 
     assert [row["reward"] for row in pooled] == ["aggregate r", "a", "b"]
     assert float(a["ReCAST"]) == pytest.approx(5.5 + 1.5, abs=0.02)
     assert float(a["ReCAST std"]) == pytest.approx(np.sqrt(0.5), abs=0.02)
+    # static is shifted by 0.5 and ReCAST by 1 + seed: 0.5 and 1.5 above
+    assert float(a["ReCAST − static"]) == pytest.approx(1.0, abs=0.02)
+    assert float(a["ReCAST − static std"]) == pytest.approx(np.sqrt(0.5), abs=0.02)
+    assert pooled[2]["ReCAST − static"] == "-1.000"
+    assert pooled[2]["ReCAST − static std"] == "0.707"
     assert a["win"] == "4/4"
     assert pooled[2]["win"] == "0/4"
     # a + b and a + 2b, a up by the shift and b down by it: 11 and 16.5 − shift
@@ -75,11 +80,15 @@ def test_every_form_is_written_and_says_the_same(runs: Path, tmp_path: Path) -> 
     text, tex = (tmp_path / "out/report.md").read_text(), (tmp_path / "out/report.tex").read_text()
     assert made.found in text
     assert "| (1, 2) | static |" in text
+    assert "| -1.000 ± 0.707 | 0/4 |" in text
+    assert r"& -1.000$_{\pm0.707}$ & 0/4 \\" in tex
+    assert "<td>-1.000<small> ±0.707</small></td>" in json.loads(_data(tmp_path / "out/index.html"))["tables"][0]
+    assert "± 0.3" in made.found  # of the aggregate, by seed −0.25 and −0.75
+    assert "over seeds, 95 %" in made.found
     assert tex.count(r"\begin{tabular}") == tex.count(r"\bottomrule") == 6
     assert r"\textbf{" in tex
     assert "mixed" in tex
-    page = (tmp_path / "out/index.html").read_text()
-    data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
+    data = json.loads(_data(tmp_path / "out/index.html"))
     assert data["gallery"]["methods"] == ["base", "static", "ReCAST", "no-Sink"]
     assert len(data["training"]) == 12
     assert data["training"][0]["rewards"] == {"a": [1.0, 2.0], "b": [None, None]}
@@ -87,6 +96,10 @@ def test_every_form_is_written_and_says_the_same(runs: Path, tmp_path: Path) -> 
     again = stage.report([runs], tmp_path / "again")
     assert (tmp_path / "again/index.html").read_bytes() == (tmp_path / "out/index.html").read_bytes()
     assert again.found == made.found
+
+
+def _data(page: Path) -> str:
+    return page.read_text().split('type="application/json">')[1].split("</script>")[0]
 
 
 def test_what_was_set_aside_is_left_out(runs: Path) -> None:
@@ -111,9 +124,35 @@ def test_the_papers_tables_are_drawn_as_printed() -> None:
     assert "| (1, 1, 1, 1) | static | 2.387 | 0.315 | 0.288 | 0.890 | 0.894 | ReCAST ≻ static |" in text
     assert "|  | ReCAST | 2.723 | **0.323** | 0.302 | **0.901** | 0.874 |  |" in text  # the tie at 0.302 is not bold
     panel = render.latex(sections.pooled(runs, paper.HELD_OUT, "Held-out rewards", "panel", aggregate=False))
-    assert r"hpsv3 & 12.74 & \textbf{13.14} & 5/5 \\" in panel
+    assert r"hpsv3 & 12.74 & \textbf{13.14} & +0.40 & 5/5 \\" in panel
     tie = render.markdown(sections.pooled(printed("geneval"), ("clipscore",), "x", "x", aggregate=False))
-    assert "| clipscore | **0.299** | **0.299** | 0/5 |" in tie
+    assert "| clipscore | **0.299** | **0.299** | +0.000 | 0/5 |" in tie
+
+
+@pytest.mark.parametrize(
+    ("static", "ours", "gap"),
+    [
+        ((2.867, 0.026), (2.920, 0.028), "+0.053 ± 0.049"),
+        ((0.893, 0.014), (0.900, 0.032), "+0.007 ± 0.046"),
+        ((2.881, 0.021), (2.878, 0.015), "-0.003 ± 0.031"),
+        ((0.873, 0.011), (0.874, 0.007), "+0.001 ± 0.017"),
+        ((8.02, 0.95), (8.58, 0.56), "+0.56 ± 0.41"),
+    ],
+)
+def test_the_papers_differences_over_seeds(static: tuple[float, float], ours: tuple[float, float], gap: str) -> None:
+    """Three seeds with the printed deviations of both methods and of their difference come out as printed.
+
+    Such seeds exist, so the paper's ± can be that of paired differences; unpaired, the first one would be 0.038.
+    """
+    (low, a), (high, b), d = static, ours, float(gap.split()[-1])
+    correlation = max(-1.0, (a**2 + b**2 - d**2) / (2 * a * b))
+    u, v = np.array([1, -1, 0]), np.array([1, 1, -2]) / np.sqrt(3)  # of deviation 1, and uncorrelated
+    seeds = {"static": low + a * u, "sinkhorn": high + b * (correlation * u + np.sqrt(1 - correlation**2) * v)}
+    runs = [Run(m, (("x", 1.0),), seed, {"x": value}) for m, row in seeds.items() for seed, value in enumerate(row)]
+    assert f"| {gap} | " in render.markdown(sections.pooled(runs, ("x",), "x", "x", aggregate=False))
+    for method, (mean, spread) in (("static", static), ("sinkhorn", ours)):
+        found = compare.pool(compare.of(runs, method), "x")
+        assert (found.mean, found.std) == (pytest.approx(mean), pytest.approx(spread))
 
 
 def test_a_table_in_four_forms() -> None:
@@ -147,6 +186,15 @@ def test_runs_that_cannot_be_compared_are_refused(runs: Path, tmp_path: Path) ->
     rows = runs / "twin/scores/scores.jsonl"
     rows.write_text(rows.read_text().replace('"seed": 42', '"seed": 41'))
     refused("were evaluated on different prompts or seeds")
+
+
+def test_scores_of_two_versions_of_a_reward_are_refused(runs: Path, tmp_path: Path) -> None:
+    for k, folder in enumerate(sorted(runs.glob("*/scores"))):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["versions"] = {"a": {"engine": f"rapidocr 3.{8 + (k == 5)}.0"}}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RecastError, match=r"scores with a.engine = rapidocr 3.9.0, but in .* it is rapidocr 3.8.0"):
+        stage.report([runs], tmp_path / "out")
 
 
 def test_without_pillow_there_are_tables_and_a_page_without_pictures(

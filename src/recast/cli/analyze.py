@@ -10,10 +10,11 @@ import typer
 from recast.cli import tables
 from recast.cli.console import console, needs
 from recast.core import renyi, schedule
-from recast.core.comparison import compare, remaining
+from recast.core.comparison import compare, remaining, require_one_version
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
 from recast.report import figures
+from recast.weigh import weigh
 
 __all__ = ["app"]
 
@@ -30,7 +31,7 @@ Stem = Annotated[
 
 @app.command()
 def alpha(run: Run, out: Stem = None) -> None:
-    """Curves and W at the paper's seven Rényi orders, from stored rollouts: a figure and a table of peaks.
+    """Curves and W at the paper's seven Rényi orders, from stored rollouts: a figure, the peaks, and the range of T·W.
 
     Example: `recast analyze alpha runs/shapes`
     """
@@ -39,6 +40,8 @@ def alpha(run: Run, out: Stem = None) -> None:
         from recast.estimate import at_orders
     swept = at_orders(run, renyi.PAPER_ALPHAS)
     console.print(tables.orders_table(swept))
+    solved = {order: weigh(curves, dict.fromkeys(curves.rewards, 1.0)) for order, curves in swept.items()}
+    console.print(tables.excursions_table(solved))
     if config.load_run(run / "recipe.yaml").estimate.rollouts < 4:
         note = "note: with fewer than 4 rollouts (estimate.rollouts) the moment is biased at every order except 2"
         console.print(note, soft_wrap=True)
@@ -55,7 +58,10 @@ def sampling(
 
     Example: `recast analyze sampling runs/shapes runs/self`
     """
-    named = {f"{_source(curves)}\n({path})": curves for path, curves in ((run, _curves(run)) for run in runs)}
+    found = [_curves(run) for run in runs]
+    for other in found[1:]:
+        require_one_version(found[0], other)
+    named = {f"{_source(curves)}\n({path})": curves for path, curves in zip(runs, found, strict=True)}
     _save(named, ("D", "gains", "normalized", "W"), out, runs[0], "sampling")
 
 
@@ -99,6 +105,7 @@ def _source(curves: GainCurves) -> str:
 
 def _pair(first: Path, second: Path) -> tuple[GainCurves, GainCurves]:
     a, b = _curves(first), _curves(second)
+    require_one_version(a, b)
     if not schedule.same(a.sigmas, b.sigmas):
         raise RecastError(f"{first} (T = {a.steps}) and {second} (T = {b.steps}) are on different grids")
     return a, b.select(a.rewards)

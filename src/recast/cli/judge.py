@@ -31,7 +31,9 @@ def judge(
     methods: Annotated[str, typer.Option("--methods", help="Two methods to compare in a folder.")] = "sinkhorn,static",
     count: Annotated[int | None, typer.Option("--count", help="Random pairs per comparison; by default all.")] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", help="Concurrent calls.")] = 16,
-    tries: Annotated[int, typer.Option("--tries", help="Attempts per call before its pair is dropped.")] = 8,
+    tries: Annotated[
+        int, typer.Option("--tries", help="Attempts per call before its pair is dropped; 9 are the paper's 8 retries.")
+    ] = 9,
     backoff: Annotated[float, typer.Option("--backoff", help="Seconds before the second attempt; then doubled.")] = 1,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait for an answer.")] = 120,
     max_tokens: Annotated[

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from recast.cli import tables
 from recast.cli.console import console, needs, watching
@@ -11,7 +14,7 @@ from recast.errors import RecastError
 from recast.progress import no_progress
 from recast.report import figures
 
-__all__ = ["draw", "estimate", "report", "weights"]
+__all__ = ["demand", "draw", "estimate", "overlay", "report", "weights"]
 
 
 def estimate(settings: Any, out: Path, reuse: bool = False, until_ci: float | None = None) -> Any:
@@ -31,16 +34,59 @@ def weights(curves: Any, matrix: Any) -> None:
         console.print(line, soft_wrap=True)
     for note in tables.notes(matrix, curves):
         console.print(f"note: {note}", soft_wrap=True)
+    demand(curves, dict(zip(matrix.rewards, matrix.budget, strict=True)))
+
+
+def demand(curves: Any, budget: Mapping[str, float], without_each: bool = False) -> None:
+    """Print by which factor the aggregate demand varies over the steps, and without each reward in turn."""
+    known = {name: share for name, share in budget.items() if name in curves.rewards and share > 0}
+    if not known or curves.steps < 2:
+        return
+    line = _demand(curves, known)
+    if without_each and len(known) > 1:
+        rest = {name: {key: share for key, share in known.items() if key != name} for name in known}
+        line += "; " + ", ".join(f"without {name} {_ratio(curves, others)}" for name, others in rest.items())
+    console.print(line, soft_wrap=True)
+
+
+def _demand(curves: Any, budget: Mapping[str, float]) -> str:
+    """A sentence about the demand of rewards that have curves."""
+    names, shares = tuple(budget), list(budget.values())
+    steps = curves.select(names).demand(shares)[1:]
+    even = "uniform λ" if len(set(shares)) == 1 else "λ = (" + ", ".join(f"{share:.3g}" for share in shares) + ")"
+    whose = "all rewards" if set(names) == set(curves.rewards) else ", ".join(names)
+    what = f"demand Σ λ_i·(normalized gain) of {whose} at {even}"
+    if not steps.any():
+        return f"{what}: none at the steps 2 to {curves.steps}, because no reward has gain there"
+    idle = [str(t) for t in np.flatnonzero(steps == 0) + 2]
+    if idle:
+        return f"{what}: none at t = {', '.join(idle)}, so its ratio over the steps 2 to {curves.steps} is infinite"
+    top, bottom = int(steps.argmax()) + 2, int(steps.argmin()) + 2
+    varies = f"varies by {_ratio(curves, budget)} over the steps 2 to {curves.steps}"
+    return f"{what}: {varies} (most at t = {top}, least at t = {bottom})"
+
+
+def _ratio(curves: Any, budget: Mapping[str, float]) -> str:
+    return f"{curves.select(tuple(budget)).demand_ratio(list(budget.values())):.2f}×"
 
 
 def draw(curves: Any, matrix: Any, stem: Path, truth: Any, true_matrix: Any) -> list[Path]:
     """Write the three-panel figure as PNG and PDF; returns their paths."""
+    _require_matplotlib()
+    return figures.save(figures.gain_figure(curves, matrix, truth, true_matrix), stem)
+
+
+def overlay(laid: Any, matrix: Any, stem: Path) -> list[Path]:
+    """Write the three-panel figure of several sets of curves as PNG and PDF; returns their paths."""
+    _require_matplotlib()
+    return figures.save(figures.overlay_figure(laid, matrix), stem)
+
+
+def _require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise RecastError("figures need matplotlib: pip install 'recast-diffusion[plot]'") from None
-
-    return figures.save(figures.gain_figure(curves, matrix, truth, true_matrix), stem)
 
 
 def report(made: Any, tables_shown: int | None = None) -> None:

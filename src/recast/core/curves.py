@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -156,24 +156,73 @@ class GainCurves:
         """
         return renyi.normalized(self.gains)
 
-    def resample(self, sigmas: ArrayLike) -> GainCurves:
-        """The same curves on another grid; D is interpolated over σ, so D_0 − D_T is kept exactly.
+    def demand(self, budget: ArrayLike | None = None) -> Array:
+        """The aggregate demand Σ_i λ_i ΔD̄_i,t of each step (T,) (Sec. 3.5).
+
+        Parameters
+        ----------
+        budget : array-like, shape (m,), optional
+            λ, on any scale; uniform by default. A reward without gain takes its share of λ and demands nothing.
+
+        Examples
+        --------
+        >>> curves = GainCurves(["clip", "ocr"], [0, 0.5, 1], [[1.0, 0.5, 0.0], [1.0, 0.25, 0.0]])
+        >>> curves.demand().tolist(), curves.demand([1, 3]).tolist()
+        ([1.25, 0.75], [1.375, 0.625])
+        """
+        share = np.ones(len(self.rewards)) if budget is None else budget
+        return np.asarray(sinkhorn.simplex(share, len(self.rewards), "budget") @ self.normalized())
+
+    def demand_ratio(self, budget: ArrayLike | None = None) -> float:
+        """Largest over smallest demand of the steps 2 ≤ t ≤ T: the factor by which the paper says demand varies.
+
+        The cleanest step, t = 1, is left out, as in Sec. 3.5.
+
+        Parameters
+        ----------
+        budget : array-like, shape (m,), optional
+            As in `demand`.
+
+        Returns
+        -------
+        float
+            At least 1; infinite if a step has no demand while another has some, NaN if none has any or T = 1.
+
+        Examples
+        --------
+        >>> GainCurves(["ocr"], [0, 0.1, 0.5, 1], [[1.5, 1.25, 0.25, 0.0]]).demand_ratio()
+        4.0
+        """
+        steps = self.demand(budget)[1:]
+        if not steps.any():
+            return float("nan")
+        return float(steps.max() / steps.min()) if steps.min() > 0 else float("inf")
+
+    def resample(self, sigmas: ArrayLike, over: Literal["sigma", "step"] = "sigma") -> GainCurves:
+        """The same curves on another grid; D is interpolated linearly, so D_0 − D_T is kept exactly.
 
         Parameters
         ----------
         sigmas : array-like, shape (T'+1,)
             The new grid, from 0 to 1.
+        over : {"sigma", "step"}, default "sigma"
+            The coordinate of the interpolation: the noise level, or t/T as on the horizontal axis of Fig. renyi-omega.
+            The two differ if the grids place the same σ at different t/T, as those of SD3.5 do.
 
         Examples
         --------
-        >>> GainCurves(["ocr"], [0, 1], [[1.0, 0.0]]).resample([0, 0.25, 1]).gains.tolist()
-        [[0.25, 0.75]]
+        >>> curves = GainCurves(["ocr"], [0, 1], [[1.0, 0.0]])
+        >>> curves.resample([0, 0.25, 1]).gains.tolist(), curves.resample([0, 0.25, 1], over="step").gains.tolist()
+        ([[0.25, 0.75]], [[0.5, 0.5]])
         """
         target = schedule.grid(sigmas)
+        if over not in ("sigma", "step"):
+            raise RecastError(f"curves are resampled over 'sigma' or 'step', not {over!r}")
+        new, old = (levels if over == "sigma" else np.linspace(0, 1, levels.size) for levels in (target, self.sigmas))
 
         def onto(rows: Array) -> Array:
             flat = rows.reshape(-1, rows.shape[-1])
-            return np.stack([np.interp(target, self.sigmas, row) for row in flat]).reshape(*rows.shape[:-1], -1)
+            return np.stack([np.interp(new, old, row) for row in flat]).reshape(*rows.shape[:-1], -1)
 
         per_prompt = None if self.D_prompts is None else onto(self.D_prompts)
         return replace(self, sigmas=target, D=onto(self.D), D_prompts=per_prompt)

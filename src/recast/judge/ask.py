@@ -48,8 +48,9 @@ class Settings:
         A file with the instructions; by default the rubric of the package.
     concurrency : int, default 16
         Calls that are made at the same time.
-    tries : int, default 8
-        Attempts per call, counted over all starts, before its pair is dropped.
+    tries : int, default 9
+        Attempts per call, the first one included and counted over all starts, before its pair is dropped; 9 are the
+        paper's 8 retries.
     backoff, timeout : float
         Seconds before the second attempt, and seconds to wait for an answer.
     max_tokens : int, optional
@@ -63,7 +64,7 @@ class Settings:
     key_variable: str | None = None
     rubric: Path | None = None
     concurrency: int = 16
-    tries: int = 8
+    tries: int = 9
     backoff: float = 1.0
     timeout: float = 120.0
     max_tokens: int | None = None

@@ -1,10 +1,21 @@
 """`recast report`: evaluated runs compared in tables, figures and one web page.
 
-`report` writes everything from folders of runs. The statistics behind the tables (`pool`, `pairs`, `difference`,
-`pareto`) take `Run` objects and need no files.
+`report` writes everything from folders of runs. The statistics behind the tables (`pool`, `pairs`,
+`seed_difference`, `difference`, `pareto`) take `Run` objects and need no files.
 """
 
-from recast.report.compare import AGGREGATE, Difference, Pooled, Run, difference, pairs, pareto, pool, wins
+from recast.report.compare import (
+    AGGREGATE,
+    Difference,
+    Pooled,
+    Run,
+    difference,
+    pairs,
+    pareto,
+    pool,
+    seed_difference,
+    wins,
+)
 from recast.report.figures import gain_figure
 from recast.report.stage import Report, report
 
@@ -20,5 +31,6 @@ __all__ = [
     "pareto",
     "pool",
     "report",
+    "seed_difference",
     "wins",
 ]

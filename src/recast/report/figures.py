@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from recast.core import schedule
+from recast.core.comparison import Overlay
 from recast.core.curves import GainCurves
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-__all__ = ["COLORS", "contact_sheet", "differences_figure", "drift_figure", "gain_figure", "panels_figure", "save"]
+__all__ = [
+    "COLORS",
+    "contact_sheet",
+    "differences_figure",
+    "drift_figure",
+    "gain_figure",
+    "overlay_figure",
+    "panels_figure",
+    "save",
+]
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette, distinguishable with any color vision."""
@@ -92,6 +102,53 @@ def gain_figure(
     without = [name for name in weights.rewards if name not in curves.rewards]
     _legend(left, {f"{name} (no curve)": colors[name] for name in without}, exact=truth is not None)
     return figure
+
+
+def overlay_figure(overlay: Overlay, weights: WeightMatrix) -> Figure:
+    """Fig. renyi-omega: curves of different grids in three panels over t/T, from clean (left) to noise (right).
+
+    Rewards that were resampled onto the grid are dashed. The static weights λ_i/T are dotted.
+
+    Parameters
+    ----------
+    overlay : Overlay
+        Curves on one grid (`recast.core.comparison.overlay`); bands are drawn if they have curves per prompt.
+    weights : WeightMatrix
+        W on that grid, of all rewards or some of them.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    from matplotlib.figure import Figure
+
+    curves = overlay.curves
+    colors = _colors(dict.fromkeys((*curves.rewards, *weights.rewards)))
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    bands = curves.intervals() if curves.D_prompts is not None else {}
+    panels = (
+        ("gain $\\Delta D_{i,t}$ per step of this grid", curves.rewards, curves.gains, bands.get("gains")),
+        (_PANELS["normalized"], curves.rewards, curves.normalized(), bands.get("normalized")),
+        (f"W ({weights.method}); dotted: static", weights.rewards, weights.matrix, _weight_band(curves, weights)),
+    )
+    for axes, (title, names, rows, band) in zip(figure.subplots(1, 3), panels, strict=True):
+        _lines(axes, colors, names, rows, band, 1 / curves.steps, curves.steps, overlay.resampled)
+        axes.set(title=title, xlabel="t/T  (clean … noise)", xlim=(0, 1.02), ylim=(0, None))
+        axes.spines[["top", "right"]].set_visible(False)
+    for name, share in zip(weights.rewards, weights.budget, strict=True):
+        figure.axes[2].axhline(share / weights.steps, color=colors[name], linewidth=0.7, linestyle=":", zorder=0)
+    native = dict(zip(curves.rewards, overlay.native, strict=True))
+    handles = {str(line.get_label()): line for axes in figure.axes for line in axes.lines if line.get_label() in colors}
+    labels = [_native_label(name, native.get(name), name in overlay.resampled) for name in handles]
+    columns = max(1, min(7, 180 // (max(map(len, labels)) + 4)))  # so that long names are not cut
+    figure.legend(handles.values(), labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    return figure
+
+
+def _native_label(name: str, steps: int | None, resampled: bool) -> str:
+    if steps is None:
+        return f"{name} (no curve)"
+    return f"{name} (from T = {steps})" if resampled else f"{name} (T = {steps})"
 
 
 def _legend(axes: Axes, further: Mapping[str, str], exact: bool) -> None:
@@ -318,11 +375,15 @@ def _lines(
     names: Sequence[str],
     rows: np.ndarray,
     band: np.ndarray | None = None,
-    start: int = 1,
+    start: float = 1,
+    per_unit: int = 1,
+    dashed: Collection[str] = (),
 ) -> None:
-    steps = np.arange(start, start + rows.shape[1])
+    """One line per row from `start` on, with `per_unit` steps per unit of the horizontal axis."""
+    steps = start + np.arange(rows.shape[1]) / per_unit
     for i, name in enumerate(names):
-        axes.plot(steps, rows[i], color=colors[name], label=name, marker="o", markersize=2.5, linewidth=1.3)
+        style = "--" if name in dashed else "-"
+        axes.plot(steps, rows[i], style, color=colors[name], label=name, marker="o", markersize=2.5, linewidth=1.3)
         if band is not None:
             axes.fill_between(steps, band[0, i], band[1, i], color=colors[name], alpha=0.15, linewidth=0)
 

@@ -3,27 +3,51 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from recast.evaluate import Budget
+from recast.evaluate import Budget, Scores
 from recast.judge import ASPECTS, OVERALL, SUBSCORES, Verdicts, interval, mean_rate
 from recast.report.compare import Pooled
 from recast.report.render import Cell, Table
-from recast.report.sections import budget_name, cell, shown
+from recast.report.sections import budget_name, cell, rank, shown
 
-__all__ = ["SHOWN", "groups", "names", "sample", "sentences", "tables", "win_rates"]
+__all__ = [
+    "PER_BUDGET",
+    "Row",
+    "Where",
+    "decisive",
+    "groups",
+    "located",
+    "names",
+    "sample",
+    "selection",
+    "sentences",
+    "sides",
+    "tables",
+    "win_rates",
+]
 
-SHOWN = 12
-"""Decisive wins per method on the page, and the most random pairs beside them."""
+PER_BUDGET = 2
+"""Decisive wins of a method that are shown per budget, as in the galleries of App. G."""
+Where = Mapping[tuple[str, Budget, int], Scores]
+"""The run of a method, budget and seed."""
+Row = tuple[Verdicts, int]
+"""A judged pair: the verdicts of its comparison, and its row there."""
 
 
 def names(verdicts: Verdicts) -> tuple[str, str]:
     """The names of the two runs in tables, made distinct if both are of the same method."""
     first, second = shown(verdicts.first), shown(verdicts.second)
     return (first, second) if first != second else (f"{first}, first", f"{second}, second")
+
+
+def sides(verdicts: Verdicts) -> tuple[int, int]:
+    """Which run is shown on the left and which on the right, 0 the first and 1 the second: the baseline is left."""
+    left = min((1, 0), key=lambda run: rank((verdicts.first, verdicts.second)[run]))
+    return left, 1 - left
 
 
 def groups(verdicts: Sequence[Verdicts]) -> list[list[Verdicts]]:
@@ -127,15 +151,62 @@ def _reliability(group: Sequence[Verdicts]) -> Table:
     return Table(name, title, (*header, "decided", "decisive"), tuple(rows), notes)
 
 
-def sample(group: Sequence[Verdicts], most: int = SHOWN, seed: int = 0) -> dict[str, list[tuple[Verdicts, int]]]:
+def located(verdicts: Sequence[Verdicts], policies: Sequence[Scores]) -> list[tuple[list[Verdicts], Where]]:
+    """Groups of comparisons whose images are known, each with the run of every method, budget and seed."""
+    where = {(each.method, tuple(each.budget.items()), each.seed): each for each in policies}
+    base = [policy for policy in policies if policy.method == "base"]
+    where |= {("base", each.budget, each.seed): policy for policy in base for each in verdicts}
+    found: list[tuple[list[Verdicts], Where]] = []
+    for group in groups(verdicts):
+        known = [each for each in group if all((m, each.budget, each.seed) in where for m in (each.first, each.second))]
+        if known:
+            found.append((known, where))
+    return found
+
+
+def decisive(group: Sequence[Verdicts], second: bool = False, most: int = PER_BUDGET) -> dict[Budget, list[Row]]:
+    """By budget, the first decisive wins of a method in the order of image number and seed, one per prompt.
+
+    A prompt that is shown at an earlier budget comes last. The paper's were selected from all decisive wins by a
+    reviewer; here no image is looked at.
+    """
+    found: dict[Budget, list[Row]] = {}
+    shown_prompts: set[str] = set()
+    for budget in dict.fromkeys(each.budget for each in group):
+        won = [(each, row) for each in group if each.budget == budget for row in each.decisive(second)]
+        won.sort(key=lambda pair: (pair[0].indices[pair[1]], pair[0].seed))
+        by_prompt: dict[str, Row] = {}
+        for each, row in won:
+            by_prompt.setdefault(each.prompts[row], (each, row))
+        chosen = sorted(by_prompt, key=shown_prompts.__contains__)[:most]
+        found[budget] = [by_prompt[prompt] for prompt in chosen]
+        shown_prompts |= set(chosen)
+    return found
+
+
+def selection(group: Sequence[Verdicts], second: bool = False) -> str:
+    """How the decisive wins that are shown were selected, and which budgets have fewer."""
+    winner = names(group[0])[second]
+    count = sum(len(each.decisive(second)) for each in group)
+    pairs = sum(len(each.indices) for each in group)
+    text = (
+        f"Selected by the judge, not typical: {count} of {pairs} pairs were won by {winner} in both orders with scores "
+        "6 and 1, and no aspect contradicts it."
+    )
+    if count:
+        text += (
+            f" Shown are the first {PER_BUDGET} of each budget by image number, with different prompts as far as "
+            "possible; nobody looked at them to choose, whereas the paper's were chosen by a reviewer."
+        )
+    few = {budget: len(rows) for budget, rows in decisive(group, second).items() if len(rows) < PER_BUDGET}
+    if count and few:
+        text += " Fewer: " + ", ".join(f"λ {budget_name(b)} has {number or 'none'}" for b, number in few.items()) + "."
+    return text
+
+
+def sample(group: Sequence[Verdicts], seed: int = 0) -> dict[str, list[Row]]:
     """Decisive wins of the first and of the second method, and random pairs, as many as of the more frequent kind."""
-    rng = np.random.default_rng(seed)
+    won, lost = ([pair for rows in decisive(group, side).values() for pair in rows] for side in (False, True))
     everything = [(each, row) for each in group for row in range(len(each.indices))]
-    won = [(each, row) for each in group for row in each.decisive()]
-    lost = [(each, row) for each in group for row in each.decisive(second=True)]
-    size = min(most, max(len(won), len(lost)))
-    drawn = {"first": won, "second": lost, "random": everything}
-    return {
-        name: [pool[k] for k in sorted(rng.permutation(len(pool))[: size if name == "random" else most])]
-        for name, pool in drawn.items()
-    }
+    drawn = np.random.default_rng(seed).permutation(len(everything))[: max(len(won), len(lost))]
+    return {"first": won, "second": lost, "random": [everything[k] for k in sorted(drawn)]}

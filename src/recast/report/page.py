@@ -14,7 +14,7 @@ import numpy as np
 
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
-from recast.evaluate import Budget, Scores
+from recast.evaluate import Scores
 from recast.judge import Verdicts
 from recast.report import judged
 from recast.report.render import Table, html
@@ -110,28 +110,21 @@ def _gallery(policies: Sequence[Scores]) -> dict[str, Any]:
 
 def judged_pairs(verdicts: Sequence[Verdicts], policies: Sequence[Scores]) -> list[dict[str, Any]]:
     """For every two judged methods, the decisive wins of either one and a random sample, with the images."""
-    where = {(each.method, tuple(each.budget.items()), each.seed): each for each in policies}
-    where |= {("base", each.budget, each.seed): p for p in policies if p.method == "base" for each in verdicts}
     found = []
-    for group in judged.groups(verdicts):
-        first, second = judged.names(group[0])
-        known = [each for each in group if all((m, each.budget, each.seed) in where for m in (each.first, each.second))]
-        chosen = judged.sample(known)
+    for group, where in judged.located(verdicts, policies):
+        methods = judged.names(group[0])
+        chosen = judged.sample(group)
         if not chosen["random"]:
             continue
-        lists = {
-            name: [_judged_pair(each, row, (first, second), where) for each, row in some]
-            for name, some in chosen.items()
-        }
-        counts = [sum(len(each.decisive(second=side)) for each in known) for side in (False, True)]
-        pairs = sum(len(each.indices) for each in known)
-        found.append({"methods": [first, second], "counts": counts, "pairs": pairs, **lists})
+        lists = {name: [_judged_pair(each, row, methods, where) for each, row in some] for name, some in chosen.items()}
+        notes = [judged.selection(group, side) for side in (False, True)]
+        pairs = sum(len(each.indices) for each in group)
+        sides = judged.sides(group[0])
+        found.append({"methods": list(methods), "sides": sides, "notes": notes, "pairs": pairs, **lists})
     return found
 
 
-def _judged_pair(
-    verdicts: Verdicts, row: int, names: tuple[str, str], where: Mapping[tuple[str, Budget, int], Scores]
-) -> dict[str, Any]:
+def _judged_pair(verdicts: Verdicts, row: int, names: tuple[str, str], where: judged.Where) -> dict[str, Any]:
     """Prompt, images and the verdicts in both orders of one pair."""
     number = verdicts.indices[row]
     runs = [where[method, verdicts.budget, verdicts.seed] for method in (verdicts.first, verdicts.second)]

@@ -11,7 +11,7 @@ from recast.report import compare
 from recast.report.compare import AGGREGATE, Pooled, Run
 from recast.report.render import Cell, Table
 
-__all__ = ["ablation", "budget_name", "by_budget", "cell", "certainty", "methods", "pooled", "shown"]
+__all__ = ["ablation", "budget_name", "by_budget", "cell", "certainty", "methods", "pooled", "rank", "shown"]
 
 _ORDER = ("base", "static", "sinkhorn", "row", "hard", "shared", "reversed", "shuffled")
 _NAMES = {"sinkhorn": "ReCAST", "row": "no-Sink"}
@@ -20,7 +20,12 @@ _NAMES = {"sinkhorn": "ReCAST", "row": "no-Sink"}
 
 def methods(runs: Sequence[Run]) -> list[str]:
     """The methods of some runs, in the order of the tables."""
-    return sorted({run.method for run in runs}, key=lambda name: (_ORDER.index(name) if name in _ORDER else 99, name))
+    return sorted({run.method for run in runs}, key=rank)
+
+
+def rank(method: str) -> tuple[int, str]:
+    """The place of a method in the tables, as a key for sorting."""
+    return (_ORDER.index(method) if method in _ORDER else len(_ORDER), method)
 
 
 def shown(method: str) -> str:
@@ -39,15 +44,17 @@ def _digits(numbers: Sequence[float]) -> int:
     return 2 if known and max(known) >= 7 else 3
 
 
-def cell(entry: Pooled, places: int, bold: bool = False) -> Cell:
-    """A cell with a mean and its standard deviation over seeds."""
+def cell(entry: Pooled, places: int, bold: bool = False, sign: str = "") -> Cell:
+    """A cell with a mean, with its sign if `sign` is "+", and its standard deviation over seeds."""
     if not np.isfinite(entry.mean):
         return Cell("-")
-    return Cell(f"{entry.mean:.{places}f}", "" if np.isnan(entry.std) else f"{entry.std:.{places}f}", bold)
+    spread = "" if np.isnan(entry.std) else f"{entry.std:.{places}f}"
+    mean = round(entry.mean, places) + 0.0  # no "-0.000"
+    return Cell(f"{mean:{sign}.{places}f}", spread, bold)
 
 
 def pooled(runs: Sequence[Run], rewards: Sequence[str], title: str, name: str, aggregate: bool = True) -> Table:
-    """Tab. trainreward: every method's mean of the seed-level means, and wins of ReCAST over static."""
+    """Tab. trainreward: every method's mean of the seed-level means, and ReCAST's difference to static and wins."""
     found = methods(runs)
     matched = compare.pairs(runs, "sinkhorn", "static")
     rows = []
@@ -56,16 +63,18 @@ def pooled(runs: Sequence[Run], rewards: Sequence[str], title: str, name: str, a
         places = _digits([entry.mean for entry in entries.values()])
         best = _best(entries, places)
         cells = [cell(entries[method], places, method in best) for method in found]
+        gap = cell(compare.seed_difference(matched, reward), places, sign="+")
         won, count = compare.wins(matched, reward)
-        rows.append((Cell("aggregate r" if reward == AGGREGATE else reward), *cells, Cell(f"{won}/{count}")))
+        rows.append((Cell("aggregate r" if reward == AGGREGATE else reward), *cells, gap, Cell(f"{won}/{count}")))
     seeds = len({run.seed for run in runs if run.method != "base"})
     budgets = len({run.budget for run in runs if run.method != "base"})
     note = (
         f"Mean of the seed-level means ± the standard deviation over seeds ({seeds} seeds, {budgets} budgets). The "
-        "column win counts the matched (budget, seed) pairs in which ReCAST is above static. The better of the two is "
-        "bold, or both if they agree."
+        "column ReCAST − static is the mean of the seed-level differences of matched (budget, seed) pairs ± their "
+        "standard deviation over seeds, and win counts the pairs in which ReCAST is above static. The better of the "
+        "two is bold, or both if they agree."
     )
-    return Table(name, title, ("reward", *map(shown, found), "win"), tuple(rows), (note,))
+    return Table(name, title, ("reward", *map(shown, found), "ReCAST − static", "win"), tuple(rows), (note,))
 
 
 def _entry(runs: Sequence[Run], method: str, reward: str) -> Pooled:

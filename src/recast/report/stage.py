@@ -17,7 +17,7 @@ from recast.core.curves import GainCurves
 from recast.errors import RecastError
 from recast.evaluate import Scores
 from recast.judge import Verdicts
-from recast.report import compare, figures, judged, page, render, sections
+from recast.report import compare, figures, gallery, judged, page, render, sections
 from recast.report.compare import AGGREGATE, Run
 from recast.report.render import Table
 
@@ -42,7 +42,8 @@ def report(folders: Sequence[Path], out: Path) -> Report:
     folders : sequence of Path
         Runs, or folders that contain runs; also folders of verdicts that were written elsewhere.
     out : Path
-        The folder for report.md, report.tex, tables/*.csv, index.html and, with matplotlib, differences.png and .pdf.
+        The folder for report.md, report.tex, tables/*.csv, index.html and, with matplotlib, differences.png and .pdf
+        and, for judged runs with decisive wins, decisive-WINNER-LOSER.png and .pdf.
 
     Returns
     -------
@@ -73,6 +74,8 @@ def report(folders: Sequence[Path], out: Path) -> Report:
     _write(made, _page(made, folders, policies, verdicts), out)
     if importlib.util.find_spec("matplotlib") is not None:
         _draw(runs, (*trained, *held_out), out)
+        for name, figure in gallery.decisive_figures(verdicts, policies).items():
+            figures.save(figure, out / name)
     return made
 
 
@@ -120,10 +123,13 @@ def sentence(runs: Sequence[Run], held_out: Sequence[str]) -> str:
     ours, static = (compare.pool([pair[k] for pair in matched], AGGREGATE) for k in (0, 1))
     gap = compare.difference(matched, AGGREGATE)
     won, count = compare.wins(matched, AGGREGATE)
+    spread = compare.seed_difference(matched, AGGREGATE).std
+    over_seeds = "" if np.isnan(spread) else f" ± {spread:.3f} over seeds"
     verdict = "is above" if gap.low > 0 else "is below" if gap.high < 0 else "ties with"
     text = (
         f"ReCAST {verdict} static on the training rewards: aggregate {ours.mean:.3f} against {static.mean:.3f} "
-        f"({gap.mean:+.3f}, 95 % {gap.low:+.3f} to {gap.high:+.3f} over prompts), {won} of {count} matched pairs won"
+        f"({gap.mean:+.3f}{over_seeds}, 95 % {gap.low:+.3f} to {gap.high:+.3f} over prompts), {won} of {count} matched "
+        "pairs won"
     )
     changes = [f"{reward} {compare.difference(matched, reward).mean:+.3f}" for reward in held_out]
     text += f"; held-out rewards: {', '.join(changes)}" if changes else ""
@@ -148,9 +154,9 @@ def _page(made: Report, folders: Sequence[Path], policies: Sequence[Scores], ver
     """The web page as text."""
     budget = next((policy.budget for policy in policies if policy.method != "base"), policies[0].budget)
     curves = _curves([*folders, *(policy.folder.parent for policy in policies)])
-    gallery = _gallery(policies)
-    pairs = page.judged_pairs(verdicts, policies) if gallery else []
-    return page.page(made.found, made.alarms, made.tables, curves, budget, _training(policies), gallery, pairs)
+    shown = _gallery(policies)
+    pairs = page.judged_pairs(verdicts, policies) if shown else []
+    return page.page(made.found, made.alarms, made.tables, curves, budget, _training(policies), shown, pairs)
 
 
 def _curves(folders: Sequence[Path]) -> GainCurves | None:

@@ -19,6 +19,7 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/sinkhorn.py
 	$(BIN)/python benchmarks/estimator.py
+	$(BIN)/python benchmarks/surrogate.py
 	$(BIN)/python benchmarks/policy.py
 	$(BIN)/python benchmarks/shapes.py
 	$(BIN)/python benchmarks/estimate.py

@@ -6,8 +6,8 @@ The exact world of recipes/mixture.yaml (20 mixtures, 32 dimensions, T = 25, α 
 sampling: conditional rewards in closed form at 2,048 noised samples per prompt and level. `own`: each reward's samples
 come from its own positive policy π_i⁺ ∝ r_i·π, as the theory asks. `shared`: all come from one generator, the
 positive policy of `mode`, of `mixed` (the recipe's) or of `fine`. The distance of normalized gains is the mean absolute
-difference (their mean is 1), that of W is the L1 norm (at most 2). The bound of App. A.3 uses KL(π⁺‖π_i⁺) and R_i/Z_i of
-the samples, averaged over prompts. Writes results/surrogate.json next to this file.
+difference (their mean is 1), that of W is the L1 norm (at most 2). The bound of App. A.3 uses KL(π⁺‖π_i⁺) and R_i/Z_i
+of the samples, averaged over prompts. Writes results/surrogate.json next to this file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DIMENSION, MODES, PROMPTS, STEPS, SAMPLES, NOISINGS = 32, 6, 20, 25, 256, 8
 
 def curves(worlds: list[MixturePrompt], generators: list[list[GaussianMixture]]) -> GainCurves:
     """Curves whose row i uses samples of the generator i of each prompt."""
-    sigmas, found = schedule.from_shift(STEPS), []
+    sigmas, found = schedule.from_shift(STEPS).tolist(), []
     for k, (world, each) in enumerate(zip(worlds, generators, strict=True)):
         rows = []
         for i, generator in enumerate(each):

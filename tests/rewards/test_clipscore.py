@@ -58,6 +58,27 @@ def test_nft_preprocessing_is_bilinear_on_floats(folder: Path) -> None:
     assert (nft - own).abs().max() > 0.01
 
 
+def triangle(old: int, new: int) -> np.ndarray:
+    """Antialiased bilinear resizing of a line as a matrix (new, old): a triangle about each new pixel's center."""
+    scale = old / new
+    centers, pixels = (np.arange(new) + 0.5) * scale, np.arange(old) + 0.5
+    weights = np.clip(1 - np.abs(pixels - centers[:, None]) / max(scale, 1), 0, None)
+    return weights / weights.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (48, 80), (20, 30), (37, 32)])
+def test_nft_pixels_are_those_of_a_triangle_filter(folder: Path, height: int, width: int) -> None:
+    images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(0))
+    small = (32, int(32 * width / height)) if height <= width else (int(32 * height / width), 32)
+    rows, columns = triangle(height, small[0]), triangle(width, small[1])
+    resized = np.einsum("yh,xw,bchw->bcyx", rows, columns, images.double().numpy())
+    top, left = (round((side - 32) / 2) for side in small)
+    score = ClipScore(folder, preprocess="nft")
+    mean, std = (np.array(each)[:, None, None] for each in (score.pixels.mean, score.pixels.std))
+    expected = (resized[..., top : top + 32, left : left + 32] - mean) / std
+    np.testing.assert_allclose(score.pixels(images), expected, atol=tolerance(16, scale=4), rtol=0)
+
+
 def test_an_odd_margin_is_cut_as_each_of_the_two_cuts_it(folder: Path) -> None:
     """37 by 55 becomes 32 by 47, a margin of 7.5: the processor starts at 7, torchvision's crop at 8."""
     images, _ = pictures(37, 55)

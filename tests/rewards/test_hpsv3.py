@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLModel
 
 from recast.errors import RecastError
-from recast.rewards import base
+from recast.rewards import base, setup
 from recast.rewards.hpsv3 import HPSv3, converted, read_instruction
 from tolerance import tolerance
 
@@ -264,8 +264,15 @@ def test_an_overflow_is_an_error_and_not_a_reward_that_does_not_apply(folder: Pa
         score(images, PROMPTS)
 
 
-def test_the_instruction_must_be_given_and_must_be_the_published_one(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecastError, match=r"needs its published instruction.*pip download --no-deps hpsv3==1\.0\.0"):
+def test_the_instruction_must_be_given_and_must_be_the_published_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with pytest.raises(
+        RecastError,
+        match=r"needs its published instruction.*pip download --no-deps hpsv3==1\.0\.0` and "
+        r"`recast rewards setup hpsv3 --from hpsv3-1\.0\.0-py3-none-any\.whl`",
+    ):
         HPSv3(folder, folder)
     with pytest.raises(
         RecastError, match=r"question.txt' is not that of hpsv3: its SHA-256 is .*, not f6ee57479d4e…: run"
@@ -287,8 +294,24 @@ def test_the_instruction_is_read_from_the_wheel_without_running_it(tmp_path: Pat
     assert read_instruction(wheel, hashlib.sha256(QUESTION.encode()).hexdigest()) == QUESTION
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("hpsv3/__init__.py", "")
-    with pytest.raises(RecastError, match="no instruction of hpsv3 in .*There is no item named"):
+    with pytest.raises(RecastError, match="none-any.whl' has no instruction of hpsv3 in .*There is no item named"):
         read_instruction(wheel)
+
+
+def test_an_instruction_that_was_set_up_is_the_default_and_is_its_version(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    published = HPSv3.versions(dtype="float32")  # the only one that is accepted: nothing is read
+    assert published == {"instruction": "f6ee57479d4e9eee76b49c00dc962e1e696a5a2b3cc32cebd9b1fa76fe27502c"}
+    own = hashlib.sha256(QUESTION.encode()).hexdigest()
+    assert HPSv3.versions(instruction=folder / "question.txt", instruction_sha256=None) == {"instruction": own}
+    setup.place("hpsv3").parent.mkdir(parents=True)
+    setup.place("hpsv3").write_bytes(QUESTION.encode())
+    assert HPSv3.versions(instruction_sha256=None) == {"instruction": own}
+    assert HPSv3(folder, folder, instruction_sha256=None).instruction == QUESTION
+    with pytest.raises(RecastError, match=r"rewards/hpsv3.txt' is not that of hpsv3: its SHA-256 is"):
+        HPSv3(folder, folder)
 
 
 def test_files_with_the_newer_names_are_read_too(folder: Path, score: HPSv3, tmp_path: Path) -> None:

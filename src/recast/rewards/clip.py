@@ -56,7 +56,7 @@ class Clip:
         offload: bool = False,
         clean: Callable[[str], str] = str,
     ) -> None:
-        self.scale = float(model.logit_scale.double().exp())  # before it is rounded to half precision
+        self.scale = float(model.logit_scale.detach().double().exp())  # before it is rounded to half precision
         self.model = model.to("cpu" if offload else device, dtype).eval().requires_grad_(False)
         self.tokenizer, self.device, self.dtype, self.offload, self._clean = tokenizer, device, dtype, offload, clean
         self._texts: dict[str, Tensor] = {}
@@ -127,7 +127,8 @@ class Processor:
     """Preprocessing for a vision tower: resize the shortest edge, crop the center, normalize.
 
     `processor` resizes like the published image processor (PIL, bicubic, on 8-bit pixels), `nft` like the reward of
-    DiffusionNFT (bilinear, on floats). Instances with the same settings are equal, so embeddings can be shared.
+    DiffusionNFT (torchvision, bilinear with antialiasing, on floats). Instances with the same settings are equal, so
+    embeddings can be shared.
     """
 
     def __init__(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from torch import Tensor, nn
 
 from recast import device as devices
 from recast.errors import RecastError
-from recast.rewards import catalog, checkpoints, clip
+from recast.rewards import catalog, checkpoints, clip, setup
 from recast.rewards.base import Images, as_tensor
 
 __all__ = ["HPSv3", "converted", "read_instruction"]
@@ -26,13 +23,11 @@ _PROMPT, _REWARD, _IMAGE = "{text_prompt}", "<|Reward|>", "<|image_pad|>"
 _PIXELS = 256 * 28 * 28
 """Area to which an image is resized, as closely as sides in multiples of 28 allow."""
 _HEAD = (1024, 16, 2)
-_SHA256 = "f6ee57479d4e9eee76b49c00dc962e1e696a5a2b3cc32cebd9b1fa76fe27502c"
-"""Of the published instruction, before a prompt is inserted."""
+_SHA256 = setup.SOURCES["hpsv3"].sha256
 _PLACES = {"model.visual.": "visual.", "model.language_model.": "language_model.", "model.": "language_model."}
-_MODULE, _PARTS = "hpsv3/dataset/data_collator_qwen.py", ("INSTRUCTION", "prompt_with_special_token")
 _HOW = (
-    "run `pip download --no-deps hpsv3==1.0.0` and set `instruction` to the path of the wheel, or to a text file with "
-    f"{' + '.join(_PARTS)} of {_MODULE} in the wheel"
+    "run `pip download --no-deps hpsv3==1.0.0` and `recast rewards setup hpsv3 --from hpsv3-1.0.0-py3-none-any.whl`, "
+    "or set `instruction` to the path of the wheel"
 )
 
 
@@ -40,13 +35,14 @@ class HPSv3:
     """The first of the two outputs of HPSv3's head (the mean; the second is its spread), about -10 to 16.
 
     `checkpoint` is the published file, its folder or its hub repository; `model` provides the configuration and the
-    tokenizer. `instruction` is the question on which the model was fine-tuned. It is not ours to distribute, so the
-    user provides the wheel or a text file with it, whose SHA-256 must be `instruction_sha256` (None: any).
+    tokenizer. `instruction` is the question on which the model was fine-tuned. It is not ours to distribute: it is
+    read from a text file, the published wheel or a clone, by default from the file that `recast rewards setup hpsv3`
+    has made, and its SHA-256 must be `instruction_sha256` (None: any).
 
     Not verified: the published checkpoint was never loaded here, so no published score has been reproduced. The
     published scorer (hpsv3 1.0.0 with transformers 4.45.2, on a CPU) was compared on a tiny random checkpoint of the
-    same layout: the same tokens and pixels; rewards within 0.01 in its own bfloat16, and within 1e-6 in float32 with
-    the rotary frequencies rounded to bfloat16.
+    same layout (`benchmarks/published/hpsv3.py`): the same tokens and pixels; rewards within 0.005 in its own bfloat16,
+    and within 1e-6 in float32 with the rotary frequencies rounded to bfloat16.
     """
 
     def __init__(
@@ -65,6 +61,13 @@ class HPSv3:
         self.device, self.offload = devices.pick(device), offload
         self.model, self.tokenizer, self.processor = _load(checkpoint, model, devices.dtype(dtype))
         self.model.to("cpu" if offload else self.device)
+
+    @staticmethod
+    def versions(
+        instruction: str | Path | None = None, instruction_sha256: str | None = _SHA256, **_: Any
+    ) -> dict[str, str]:
+        """What decides a score besides the options: the SHA-256 of the instruction."""
+        return {"instruction": instruction_sha256 or setup.digest(read_instruction(instruction, None))}
 
     @torch.no_grad()
     def __call__(
@@ -137,15 +140,15 @@ class _Model(nn.Module):
 
 
 def read_instruction(path: str | Path | None, sha256: str | None = _SHA256) -> str:
-    """The question with its placeholders for prompt and reward, from a text file or from the published wheel."""
+    """The question with its placeholders for prompt and reward, from a text file, the published wheel or a clone.
+
+    Without a path, it is the file that `recast rewards setup hpsv3` has made.
+    """
+    path = setup.stored("hpsv3") if path is None else Path(path)
     if path is None:
         raise RecastError(f"hpsv3 needs its published instruction, which is not ours to distribute: {_HOW}")
-    path = Path(path)
-    try:
-        text = _of_wheel(path) if path.suffix == ".whl" else path.read_bytes().decode()
-    except (OSError, ValueError, KeyError, SyntaxError, zipfile.BadZipFile) as error:
-        raise RecastError(f"no instruction of hpsv3 in {str(path)!r} ({error}): {_HOW}") from error
-    found = hashlib.sha256(text.encode()).hexdigest()
+    text = setup.extract("hpsv3", path) if path.suffix == ".whl" or path.is_dir() else _read(path)
+    found = setup.digest(text)
     if sha256 is not None and found != sha256:
         hashes = f"{found[:12]}…, not {sha256[:12]}…"
         raise RecastError(f"the instruction in {str(path)!r} is not that of hpsv3: its SHA-256 is {hashes}: {_HOW}")
@@ -155,18 +158,11 @@ def read_instruction(path: str | Path | None, sha256: str | None = _SHA256) -> s
     return text
 
 
-def _of_wheel(path: Path) -> str:
-    """The instruction in the module of the wheel, whose code is not run."""
-    with zipfile.ZipFile(path) as wheel:
-        module = ast.parse(wheel.read(_MODULE))
-    texts = {
-        target.id: node.value.value
-        for node in module.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    return "".join(str(texts[name]) for name in _PARTS)
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()  # every byte counts: no newline is translated
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecastError(f"no instruction of hpsv3 in {str(path)!r} ({error}): {_HOW}") from error
 
 
 def converted(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

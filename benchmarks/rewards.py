@@ -1,16 +1,22 @@
-"""Rewards at their published sizes with random parameters: load times, images per second, and the gain of sharing CLIP.
+"""Rewards at their published sizes with random parameters: memory, load times, images per second, and a shared CLIP.
 
     python benchmarks/rewards.py [ROUNDS]
 
 Nothing is downloaded: checkpoints of the real sizes and layouts are written to a temporary folder (7 GB) and read back
 by the code of the rewards, since the cost of a network does not depend on the values of its parameters. One CPU
-thread, 512-pixel images. `shared`: clipscore and aesthetic on the same batch, with one CLIP ViT-L/14 that embeds it
-once, and with one model each; alternating, best of ROUNDS (3). OCR reads rendered text at three sizes. Writes
-results/rewards.json next to this file; about ten minutes.
+thread, 512-pixel images; the rewards of the shapes world have 64-pixel images and, like OCR, their own parameters.
+Every reward runs in a process of its own: `parameters` are the bytes of its tensors (of its files for OCR), `memory`
+is the peak of the whole process while it loads and scores. HPSv3's parameters are counted on the meta device, without
+memory; it is not run. `shared`: clipscore and aesthetic on the same batch, with one CLIP ViT-L/14 that embeds it once,
+and with one model each; alternating, best of ROUNDS (3). OCR reads rendered text at three sizes. Writes
+results/rewards.json next to this file and the figures of `recast rewards list`; about ten minutes.
 """
 
 from __future__ import annotations
 
+import gc
+import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,14 +39,18 @@ from transformers import (
     Mask2FormerConfig,
     Mask2FormerForUniversalSegmentation,
     Mask2FormerImageProcessorPil,
+    Qwen2VLConfig,
+    Qwen2VLModel,
     SwinConfig,
 )
 
 from recast.core import artifact
-from recast.rewards import aesthetic, base, catalog, check, clip, hpsv2, imagereward
-from recast.shapes import models
+from recast.rewards import aesthetic, base, catalog, check, clip, hpsv2, hpsv3, imagereward
+from recast.shapes import models, prompts, render
 
 RESULTS = Path(__file__).parent / "results"
+LISTED = Path(catalog.__file__).parent / "data/measured.json"
+"""The figures of `recast rewards list`."""
 L14: dict[str, Any] = {
     "text_config": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12},
     "vision_config": {
@@ -63,6 +73,19 @@ H14: dict[str, Any] = {
     },
     "projection_dim": 1024,
 }
+QWEN2_VL: dict[str, Any] = {
+    "text_config": {
+        "vocab_size": 151658,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    },
+    "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16, "mlp_ratio": 4},
+}
+"""Qwen2-VL-7B with one more token, HPSv3's."""
+SHAPES = ("composition", "alignment", "detail", "background", "census")
 COUNT = 4
 """Images per batch: on one core, a ViT-H/14 takes a second per image."""
 
@@ -173,30 +196,80 @@ def best(call: Callable[[], Any], rounds: int) -> float:
     return min(timed(call)[0] for _ in range(rounds))
 
 
-def scored(reward: base.Reward, images: Tensor, prompts: list[str]) -> Any:
+def scored(reward: base.Reward, images: Tensor, texts: list[str]) -> Any:
     """Scores of a copy of the images, for which no model has cached embeddings."""
-    rows = [{"include": [{"class": "cat", "count": 1, "color": "red"}]}] * len(prompts)
-    return reward(images.clone(), prompts, rows)
+    rows = [{"include": [{"class": "cat", "count": 1, "color": "red"}]}] * len(texts)
+    return reward(images.clone(), texts, rows)
+
+
+def batch(name: str) -> tuple[Tensor, list[str]]:
+    """Images and prompts for a reward."""
+    if name in SHAPES:
+        rows = prompts.load("test")[:COUNT]
+        return render.render(rows, 0), [row["prompt"] for row in rows]
+    if name == "ocr":
+        return torch.stack([check.draw("text")] * COUNT), [check.CAPTIONS["text"]] * COUNT
+    return torch.rand(COUNT, 3, 512, 512), [f"prompt {k}" for k in range(COUNT)]
+
+
+def parameter_bytes(name: str) -> int:
+    """Bytes of all parameters and buffers in this process; for OCR, of its files."""
+    if name == "ocr":
+        import rapidocr
+
+        folder = Path(rapidocr.__file__).parent / "models"
+        return sum((folder / f"{each}.onnx").stat().st_size for each in base.versions(name, {})["models"].split(", "))
+    found = [each for each in gc.get_objects() if isinstance(each, torch.nn.Module)]
+    tensors = {
+        each.data_ptr(): each.nbytes
+        for model in found
+        for each in (*model.parameters(), *model.buffers())
+        if each.nbytes
+    }
+    return sum(tensors.values())
+
+
+def one(name: str, options: dict[str, Any], rounds: int) -> dict[str, float]:
+    """Load time, speed and memory of a reward; to be run in a process of its own."""
+    images, texts = batch(name)
+    seconds, reward = timed(partial(base.load, name, **options))
+    scored(reward, images, texts)
+    each = best(partial(scored, reward, images, texts), rounds) / COUNT
+    memory = peak()  # before tensors are counted
+    return {"load": seconds, "images_per_second": 1 / each, "parameters": parameter_bytes(name), "memory": memory}
+
+
+def peak() -> int:
+    """Peak memory of this process in bytes, on Linux; `ru_maxrss` would include the process that started it."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def models_alone(options: dict[str, dict[str, Any]], rounds: int) -> dict[str, dict[str, float]]:
-    """Load time in seconds and images per second of each model."""
-    images, prompts = torch.rand(COUNT, 3, 512, 512), [f"prompt {k}" for k in range(COUNT)]
+    """Load time in seconds, images per second, and memory in bytes of each reward."""
     rows: dict[str, dict[str, float]] = {}
     for name, given in options.items():
-        seconds, reward = timed(partial(base.load, name, **given))
-        scored(reward, images, prompts)
-        each = best(partial(scored, reward, images, prompts), rounds) / COUNT
-        rows[name] = {"load": seconds, "images_per_second": 1 / each}
-        print(f"{name:12} loads in {seconds:5.1f} s, {1 / each:5.2f} images/s", flush=True)
-        del reward
+        words = {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+        command = [sys.executable, __file__, "--one", name, json.dumps(words), str(rounds)]
+        rows[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        size, speed = rows[name]["memory"] / 1e9, rows[name]["images_per_second"]
+        print(f"{name:12} loads in {rows[name]['load']:5.1f} s, {speed:7.2f} images/s, peak {size:.1f} GB", flush=True)
     return rows
+
+
+def hpsv3_bytes() -> int:
+    """Bytes of HPSv3's parameters: the model in bfloat16, its head in float32."""
+    with torch.device("meta"):
+        backbone = Qwen2VLModel._from_config(Qwen2VLConfig(**QWEN2_VL), dtype=torch.bfloat16)
+        width, (first, second, last) = backbone.config.text_config.hidden_size, hpsv3._HEAD
+        head = [torch.nn.Linear(*sizes) for sizes in ((width, first), (first, second), (second, last))]
+    return sum(each.nbytes for model in (backbone, *head) for each in model.parameters())
 
 
 def sharing(options: dict[str, dict[str, Any]], rounds: int) -> float:
     """Time of two rewards with one CLIP each relative to that with a shared one, alternating."""
     pair = ("clipscore", "aesthetic")
-    prompts = [f"prompt {k}" for k in range(COUNT)]
+    texts = [f"prompt {k}" for k in range(COUNT)]
     together = {name: base.load(name, **options[name]) for name in pair}
     clip._shared.clear()
     apart = {"clipscore": together["clipscore"], "aesthetic": base.load("aesthetic", **options["aesthetic"])}
@@ -205,7 +278,7 @@ def sharing(options: dict[str, dict[str, Any]], rounds: int) -> float:
     for _ in range(rounds):
         for name, rewards in (("together", together), ("apart", apart)):
             images = torch.rand(COUNT, 3, 512, 512)
-            seconds[name].append(timed(partial(base.score, rewards, images, prompts))[0])
+            seconds[name].append(timed(partial(base.score, rewards, images, texts))[0])
     return min(seconds["apart"]) / min(seconds["together"])
 
 
@@ -215,24 +288,31 @@ def reading(rounds: int) -> dict[str, float]:
     found = {}
     for side in (512, 128, 64):
         images = torch.stack([check.draw(name, side) for name in ("text", "typo") * 2])
-        prompts = [check.CAPTIONS["text"]] * len(images)
-        reward(images, prompts)
-        found[str(side)] = len(images) / best(partial(scored, reward, images, prompts), rounds)
+        texts = [check.CAPTIONS["text"]] * len(images)
+        reward(images, texts)
+        found[str(side)] = len(images) / best(partial(scored, reward, images, texts), rounds)
         print(f"ocr at {side} pixels: {found[str(side)]:.1f} images/s", flush=True)
     return found
 
 
 def main() -> None:
     """Measure, print and write."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     torch.set_num_threads(1)
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(one(sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4]))))
+        return
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     with tempfile.TemporaryDirectory() as name:
         options = save_all(Path(name))
-        rows = models_alone(options, rounds)
+        small: dict[str, dict[str, Any]] = {"ocr": {"threads": 1}, "jpeg": {}, **{name: {} for name in SHAPES}}
+        rows = models_alone(options | small, rounds)
         ratio = sharing(options, rounds)
     print(f"clipscore and aesthetic with one CLIP each take {ratio:.2f} times as long as with a shared one")
+    rows["hpsv3"] = {"parameters": hpsv3_bytes()}
     content = {"models": rows, "apart_over_shared": ratio, "ocr": reading(rounds)}
     artifact.write(RESULTS / "rewards.json", "recast.benchmark.rewards", content)
+    listed = {name: {key: value for key, value in row.items() if key != "load"} for name, row in rows.items()}
+    artifact.write(LISTED, "recast.rewards.measured", {"command": "python benchmarks/rewards.py", "rewards": listed})
 
 
 if __name__ == "__main__":

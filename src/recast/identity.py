@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from recast import versions
 from recast.config import RENAMED, Recipe
 from recast.core import artifact
 from recast.core.weights import WeightMatrix
@@ -82,9 +83,10 @@ def rollouts(recipe: Recipe) -> dict[str, Any]:
 
 def training(recipe: Recipe, weights: WeightMatrix, rows: Sequence[Row]) -> dict[str, Any]:
     """The settings that decide the trained adapters, by their dotted names."""
+    rewards = {name: recipe.rewards.get(name) or {} for name in weights.rewards}
     facts: dict[str, Any] = {
         "policy": policy(recipe),
-        "rewards": {name: recipe.rewards.get(name) or {} for name in weights.rewards},
+        "rewards": rewards,
         "weights": weights_hash(weights),
         "train": recipe.train.used() | {"prompts": prompts_hash(rows)},
     }
@@ -93,11 +95,12 @@ def training(recipe: Recipe, weights: WeightMatrix, rows: Sequence[Row]) -> dict
     if recipe.train.reweigh_every:
         facts |= {"estimate": recipe.estimate.used(), "weigh": recipe.weigh.model_dump()}
         facts |= {"prompts": recipe.prompts.model_dump(), "proposals": proposals(recipe)}
-    return flatten(facts)
+    known = {name: options for name, options in rewards.items() if name in recipe.rewards}  # W may have others
+    return flatten(facts) | versions.flat(versions.of(known))
 
 
 def evaluation(recipe: Recipe, lora: Path | None, rows: Sequence[Row]) -> dict[str, Any]:
-    """The settings that decide the evaluated images, by their dotted names; `rows` are the distinct prompts."""
+    """The settings that decide the evaluated images, by their dotted names; `rows` are the prompts, one per line."""
     settings = recipe.evaluate
     facts = policy(recipe) | {"guidance": settings.guidance}
     facts["lora"] = None if lora is None else adapter_hash(lora)
@@ -111,10 +114,11 @@ def require_same(
     """Raise `StaleError` naming the first key in which the recorded settings `known` differ from `wanted`.
 
     `made` begins the sentence; `names` describes keys of which only a hash is recorded. Settings recorded under an
-    earlier name are compared under their present one.
+    earlier name are compared under their present one. Versions of rewards are not compared.
     """
     known = {RENAMED.get(key, key): value for key, value in known.items()}
     plain = artifact.plain(wanted)
+    known, plain = (versions.without(each) for each in (known, plain))
     # Settings that both have come first, since a difference in one may add or remove others.
     for key in sorted({*known, *plain}, key=lambda key: (not (key in known and key in plain), key)):
         if known.get(key) != plain.get(key):

@@ -238,6 +238,36 @@ def test_a_reward_that_does_not_apply_is_null(tmp_path: Path) -> None:
     assert np.isnan(Scores.load(tmp_path).values[-1]).all()
 
 
+class Forgetful:
+    """Brightness, but nothing for the images that `unread` names."""
+
+    unread = (2, 7)
+    seen: list[int] = []  # noqa: RUF012
+
+    def __call__(self, images: torch.Tensor, texts: list[str], metadata: Any = None) -> np.ndarray:
+        self.seen.append(len(texts))
+        values = brightness(images, texts)
+        values[list(self.unread)] = np.nan
+        return values
+
+
+def test_an_answer_that_could_not_be_read_is_asked_for_again(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = recipe(tmp_path, rewards="test_evaluate:Forgetful:")
+    monkeypatch.setattr(Forgetful, "seen", [])
+    monkeypatch.setattr(stage, "_ASKED_AGAIN", ("test_evaluate:Forgetful",))
+    run(settings, tmp_path)
+    values = Scores.load(tmp_path).values[0]
+    assert np.flatnonzero(np.isnan(values)).tolist() == [2, 7]
+    assert stage.complete(settings, tmp_path / "scores")  # `recast run` goes on
+    monkeypatch.setattr(Forgetful, "unread", ())
+    run(settings, tmp_path)
+    run(settings, tmp_path)
+    assert Forgetful.seen == [COUNT, 2]
+    np.testing.assert_allclose(Scores.load(tmp_path).values[0], Scores.load(whole).values[1], atol=1e-7)
+
+
 def test_a_table_that_is_not_whole_is_refused(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(RecastError, match="manifest.json: cannot be read"):
         Scores.load(tmp_path)

@@ -1,5 +1,8 @@
 """`recast rewards list` and `check`: what is missing, and rewards that work, are broken, or constant."""
 
+import hashlib
+import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +11,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from recast._version import __version__
 from recast.cli import app
 from recast.errors import RecastError
-from recast.rewards import NAMES, base, catalog, check, checkpoints
+from recast.rewards import NAMES, base, catalog, check, checkpoints, inventory
 from recast.rewards.ocr import OCR
+
+ROOT = Path(__file__).parents[2]
 
 
 def call(*words: object) -> Any:
@@ -130,6 +136,89 @@ def test_rewards_that_are_whole_pass(name: str) -> None:
 @pytest.mark.parametrize("name", ["composition", "detail", "background"])
 def test_the_rest_of_the_shapes_world_passes(name: str) -> None:
     assert all(outcome.passed for outcome in check.run(name, {}))
+
+
+def test_costs_are_those_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`recast rewards list` shows the benchmark's last result, and of every reward but the server."""
+    results = json.loads((ROOT / "benchmarks/results/rewards.json").read_text())["models"]
+    known = catalog.measured()
+    assert {*known, "unifiedreward"} == {*NAMES}
+    keys = ("parameters", "memory", "images_per_second")
+    assert {name: tuple(row.get(key) for key in keys) for name, row in results.items()} == {
+        name: (each.parameters, each.memory, each.images_per_second) for name, each in known.items()
+    }
+    assert 15e9 < (known["hpsv3"].parameters or 0) < 17e9  # 7.75 billion in bfloat16
+    assert 1.6e9 < (known["clipscore"].parameters or 0) < 1.8e9  # 428 million in float32
+    costs = {"ocr": catalog.Measured(31_000_000, 760_000_000, 3.14159), "hpsv3": catalog.Measured(15_500_000_000)}
+    monkeypatch.setattr(catalog, "measured", lambda: costs)
+    output = call("list").output
+    rows = {line.split()[1]: line.split("│") for line in output.splitlines() if line.startswith("│")}
+    assert [cell.strip() for cell in rows["ocr"][4:6]] == ["0.0 / 0.8", "3.1"]
+    assert [cell.strip() for cell in rows["hpsv3"][4:6]] == ["15.5 / ?", "?"]
+    assert [cell.strip() for cell in rows["unifiedreward"][4:6]] == ["a server", "-"]
+    assert "with random parameters" in output
+    assert "python benchmarks/rewards.py" in output
+
+
+class Files:
+    """A reward of files: one that an option names, and a folder."""
+
+    def __init__(self, checkpoint: str | Path = "owner/name", tokens: str | Path = "", mode: str = "auto") -> None:
+        self.value = float(Path(checkpoint).read_text())
+
+    @staticmethod
+    def versions(checkpoint: str | Path = "", tokens: str | Path = "", mode: str = "auto") -> dict[str, str]:
+        """One more thing that decides the scores."""
+        return {"table": f"{mode} 7"}
+
+    def __call__(self, images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+        return self.value * images.double().mean((1, 2, 3)).numpy()
+
+
+def test_a_check_names_what_decides_the_scores(tmp_path: Path) -> None:
+    file, folder = tmp_path / "model.pt", tmp_path / "tokens"
+    file.write_text("2.0")
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("a\nb\n")
+    (folder / "notes.md").write_text("no part of it")
+    result = call("check", "test_check:Files", f"checkpoint={file}", f"tokens={folder}", "mode=fast")
+    assert result.exit_code == 0, result.output
+    rows = dict(line.strip("│ ").split("│") for line in result.output.splitlines() if line.count("│") == 3)
+    facts = {key.strip(): value.strip() for key, value in rows.items()}
+    assert facts["recast"] == __version__
+    assert facts["torch"] == metadata.version("torch")
+    assert facts["table"] == "fast 7"
+    digest = hashlib.sha256(b"2.0").hexdigest()[:12]
+    assert facts["checkpoint"] == f"model.pt, 0.0 MB, SHA-256 {digest}"
+    assert facts["tokens"].startswith("vocab.txt, 0.0 MB, SHA-256 ")
+    assert "mode" not in facts
+
+
+def test_packages_are_those_that_a_reward_computes_with() -> None:
+    assert {"rapidocr", "onnxruntime", "opencv-python-headless", "numpy"} <= {*inventory.packages("ocr", {})}
+    assert "rapidocr" not in inventory.packages("ocr", {"engine": "paddleocr"})
+    assert {"torch", "transformers", "tokenizers", "ftfy", "pillow"} <= {*inventory.packages("hpsv2", {})}
+    assert inventory.packages("jpeg", {})["pillow"] == metadata.version("pillow")
+
+
+def test_cached_files_are_found_and_their_names_are_their_hashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the cache of the hub, where a file is a link to a blob that is called by its SHA-256."""
+    blob = tmp_path / ("5" * 64)
+    blob.write_text("never read")
+    link = tmp_path / "model.safetensors"
+    link.symlink_to(blob)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: str(link))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    assert list(inventory.files("aesthetic", {})) == [("model", link)]
+    assert inventory.digest(link) == "5" * 12
+    head = tmp_path / "hub/checkpoints" / catalog.AESTHETIC_FILE
+    head.parent.mkdir(parents=True)
+    head.write_bytes(b"head")
+    assert list(inventory.files("aesthetic", {"model": "/nowhere"})) == [("checkpoint", head)]
+    monkeypatch.setattr(inventory, "_LARGE", 3)
+    assert inventory.digest(head) == "not computed"
 
 
 def test_a_matched_caption_must_win(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,9 +290,7 @@ def test_more_than_5_and_more_than_5_percent_unreadable_answers_stop(server: Ser
         assert call(0, 110) == 0
     with pytest.warns(UserWarning, match="1 of 1 answers .* \\(6 of 120 so far"):
         assert call(1, 0) == 1
-    with pytest.raises(
-        RecastError, match="^7 of 122 answers of CodeGoat24/.* no readable score, more than 5%: .*'-1'"
-    ):
+    with pytest.raises(RecastError, match="^7 of 122 answers of CodeGoat24/.* no readable score, more than 5%: .*'-1'"):
         call(1, 1)
     asked = len(server.requests)
     assert asked == 9 + 110 + 1 + 2

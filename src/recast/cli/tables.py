@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recast.core import renyi
-from recast.core.comparison import Comparison, Remaining
+from recast.core.comparison import Comparison, Remaining, excursions
 from recast.core.curves import GainCurves
 from recast.core.weights import WeightMatrix
 
@@ -25,6 +25,7 @@ __all__ = [
     "comparison_table",
     "correlation_table",
     "doctor_table",
+    "excursions_table",
     "heatmap",
     "notes",
     "orders_table",
@@ -34,6 +35,7 @@ __all__ = [
     "rewards_table",
     "running_table",
     "scores_table",
+    "versions_table",
     "weights_table",
 ]
 
@@ -122,6 +124,19 @@ def orders_table(swept: Mapping[float, GainCurves]) -> Table:
     return table
 
 
+def excursions_table(solved: Mapping[float, WeightMatrix]) -> Table:
+    """The range of T·W/λ over the steps for each reward at each order, and over all rewards (App. B.2)."""
+    rewards = next(iter(solved.values())).rewards
+    table = Table(title="range of T·W/λ over the steps, at uniform λ (static: 1)", title_justify="left")
+    for header in ("α", *rewards, "all"):
+        table.add_column(header, justify="right")
+    for order, weights in solved.items():
+        spans = excursions(weights)
+        ranges = [*spans, (spans[:, 0].min(), spans[:, 1].max())]
+        table.add_row(f"{order:g}", *(f"{low:.2f} to {high:.2f}" for low, high in ranges))
+    return table
+
+
 def plan_table(facts: Mapping[str, Any]) -> Table:
     """The cost of a run, one line per quantity."""
     table = Table(show_header=False)
@@ -168,14 +183,36 @@ def scores_table(scores: Any) -> Table:
     return table
 
 
-def rewards_table(entries: Mapping[str, Any], missing: Mapping[str, Sequence[str]]) -> Table:
-    """One row per reward: description, range, and whether anything is missing on this machine."""
+def rewards_table(
+    entries: Mapping[str, Any], missing: Mapping[str, Sequence[str]], measured: Mapping[str, Any]
+) -> Table:
+    """One row per reward: description, range, cost, and whether anything is missing on this machine."""
     table = Table(title="rewards", title_justify="left")
-    for header in ("name", "what", "range", "here"):
-        table.add_column(header, no_wrap=header == "name")
+    for header in ("name", "what", "range", "GB", "images/s", "here"):
+        right = header in ("GB", "images/s")
+        table.add_column(header, no_wrap=right or header == "name", justify="right" if right else "left")
     for name, entry in entries.items():
         state = "incomplete" if missing[name] else "see below" if entry.remark else "ready"
-        table.add_row(name, entry.what, entry.range, state)
+        table.add_row(name, entry.what, entry.range, *_cost(measured.get(name)), state)
+    return table
+
+
+def _cost(found: Any) -> tuple[str, str]:
+    """Memory of the parameters and at the peak, and speed; a reward that was not measured runs on a server."""
+    if found is None:
+        return "a server", "-"
+    sizes = ("?" if size is None else f"{size / 1e9:.1f}" for size in (found.parameters, found.memory))
+    speed = found.images_per_second
+    return " / ".join(sizes), "?" if speed is None else f"{speed:.2g}" if speed < 100 else f"{speed:,.0f}"
+
+
+def versions_table(rows: Sequence[tuple[str, str]]) -> Table:
+    """One row per package, model or file that decides the scores of a reward."""
+    table = Table(title="what decides its scores", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

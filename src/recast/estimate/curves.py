@@ -17,6 +17,7 @@ from recast.core.curves import GainCurves
 from recast.errors import ClampWarning, RecastError
 from recast.estimate.shards import Rollouts, Shards
 from recast.rewards import base
+from recast.versions import Versions
 
 __all__ = ["at_orders", "from_rollouts", "maps", "nonnegative", "prompt_names", "provenance"]
 
@@ -30,6 +31,7 @@ def from_rollouts(
     models: Mapping[str, base.Reward] | None = None,
     alpha: float | None = None,
     aggregate: renyi.Aggregation | None = None,
+    scored_by: Versions | None = None,
 ) -> GainCurves:
     """Gain curves over the first prompts of a recipe, from their rollouts (Phase 3 of Alg. 1).
 
@@ -49,6 +51,8 @@ def from_rollouts(
         Rényi order; by default `estimate.alpha` of the recipe.
     aggregate : {"prompt-mean", "pooled"}, optional
         Aggregation over prompts; by default `estimate.aggregate` of the recipe.
+    scored_by : mapping, optional
+        The versions of the rewards that scored the rollouts, for the provenance.
 
     Returns
     -------
@@ -75,7 +79,7 @@ def from_rollouts(
     aggregate = settings.aggregate if aggregate is None else aggregate
     tables = [nonnegative(each, mapping) for each in found]
     _warn_of_clamping(recipe.reward_names, np.sum([counts for _, counts in tables], axis=0))
-    facts = provenance(recipe, len(found))
+    facts = provenance(recipe, len(found), scored_by or {})
     facts["estimate"] |= {"alpha": alpha, "aggregate": aggregate}
     facts["velocity_evaluations"] = sum(each.evaluations for each in found)
     mu = np.stack([each.mu for each, _ in tables])
@@ -125,7 +129,8 @@ def at_orders(run: Path, orders: Sequence[float]) -> dict[float, GainCurves]:
     shards = Shards(run / "shards", identity.rollouts(recipe))
     found = [shards.read(name) for name in prompt_names(recipe)[:count]]
     models = {name: model for name, model in maps(recipe, {}).items() if model is not None}  # loaded once
-    return {order: from_rollouts(recipe, made.sigmas.tolist(), found, models, order) for order in orders}
+    sigmas, scored_by = made.sigmas.tolist(), shards.versions
+    return {order: from_rollouts(recipe, sigmas, found, models, order, scored_by=scored_by) for order in orders}
 
 
 def nonnegative(found: Rollouts, maps: Mapping[str, Any]) -> tuple[Rollouts, list[Any]]:
@@ -149,11 +154,13 @@ def prompt_names(recipe: Recipe) -> list[str]:
     """The prompts that the curves are measured on; numbers in the exact world."""
     if recipe.world.kind == "mixture":
         return [str(k) for k in range(recipe.world.prompts)]
-    return [row["prompt"] for row in prompts.load_distinct(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)]
+    return [
+        row["prompt"] for row in prompts.load_distinct(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)
+    ]
 
 
-def provenance(recipe: Recipe, count: int) -> dict[str, Any]:
-    """Provenance of a recipe's curves over its first `count` prompts."""
+def provenance(recipe: Recipe, count: int, scored_by: Versions) -> dict[str, Any]:
+    """Provenance of a recipe's curves over its first `count` prompts, scored by these versions of the rewards."""
     found: dict[str, Any] = {"recast": __version__, **identity.rollouts(recipe)}
     found["estimate"] |= {"alpha": recipe.estimate.alpha, "aggregate": recipe.estimate.aggregate}
     if recipe.world.kind == "mixture":
@@ -162,6 +169,8 @@ def provenance(recipe: Recipe, count: int) -> dict[str, Any]:
         rows = prompts.load_distinct(recipe.prompts.source, recipe.prompts.count, recipe.prompts.seed)[:count]
         digest = identity.prompts_hash(rows)
         found["prompts"] = {"source": recipe.prompts.source, "count": len(rows), "sha256": digest}
+    if scored_by:
+        found["versions"] = scored_by
     return found
 
 

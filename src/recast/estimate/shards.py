@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from recast import identity
+from recast import identity, versions
 from recast.core import artifact
 from recast.errors import RecastError
 
@@ -61,17 +61,28 @@ class Rollouts:
 
 
 class Shards:
-    """The shards of one run in `folder`; shards of other settings are refused, naming the setting that differs."""
+    """The shards of one run in `folder`; shards of other settings are refused, naming the setting that differs.
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    `present` are the versions of the rewards that will score; a folder that exists keeps those it was begun with.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], present: versions.Versions | None = None) -> None:
         self.folder = folder
+        self.versions: dict[str, Any] = dict(present or {})
         path = folder / "manifest.json"
         flat = identity.flatten(settings)
         if path.exists():
-            known = artifact.mapping(artifact.read(path, _FORMAT), "settings", path)
+            content = artifact.read(path, _FORMAT)
+            known = artifact.mapping(content, "settings", path)
             identity.require_same(known, flat, f"{folder} holds rollouts made")
+            self.versions = artifact.mapping(content, "versions", path)
         else:
-            artifact.write(path, _FORMAT, {"settings": flat})
+            artifact.write(path, _FORMAT, {"settings": flat} | ({"versions": self.versions} if self.versions else {}))
+
+    def require_versions(self, present: versions.Versions) -> None:
+        """Raise if the shards were scored by other versions of the rewards than those that will score."""
+        known, wanted = versions.flat(self.versions), versions.flat(present)
+        versions.require_same(known, wanted, f"{self.folder} has scores", "choose another --out")
 
     def path(self, name: str) -> Path:
         """The file of a prompt's shard, whether or not it exists."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from recast import device, identity, processes
+from recast import device, identity, processes, versions
 from recast._version import __version__
 from recast.config import Recipe
 from recast.core import artifact, renyi, sinkhorn
@@ -79,7 +79,11 @@ def estimate(
     and figures of earlier curves are removed, since they would contradict the new ones.
     """
     _warn_of_bias(recipe)
-    shards = Shards(out / "shards", identity.rollouts(recipe))  # first: other settings leave the folder unchanged
+    present = {} if reuse else versions.of(recipe.rewards)
+    # First, since other settings leave the folder unchanged.
+    shards = Shards(out / "shards", identity.rollouts(recipe), present)
+    if not (reuse or all(shards.has(name) for name in curves.prompt_names(recipe))):
+        shards.require_versions(present)
     with _one_thread():
         world = worlds.open_world(recipe, out)
         results = _Results(recipe, world, shards, until_ci)
@@ -108,13 +112,17 @@ def estimate(
 
 
 def up_to_date(recipe: Recipe, out: Path) -> GainCurves | None:
-    """The curves in RUN if `estimate` would make the same from these settings, else None; no model is loaded."""
+    """The curves in RUN if `estimate` would make the same from these settings, else None; no model is loaded.
+
+    Curves by other versions of the rewards count as the same: they are complete, so nothing would be mixed.
+    """
     path = out / "gains.json"
     if recipe.world.kind != "images" or not path.is_file():
         return None
     made = GainCurves.load(path)
     spent = made.provenance.get("velocity_evaluations")
-    wanted = curves.provenance(recipe, len(curves.prompt_names(recipe))) | {"velocity_evaluations": spent}
+    count, scored_by = len(curves.prompt_names(recipe)), made.provenance.get("versions", {})
+    wanted = curves.provenance(recipe, count, scored_by) | {"velocity_evaluations": spent}
     return made if artifact.plain(wanted) == made.provenance else None
 
 
@@ -175,7 +183,8 @@ class _Results:
 
     def curves(self, names: Sequence[str]) -> GainCurves:
         """The curves of some prompts."""
-        return curves.from_rollouts(self._recipe, self._world.sigmas, self.rollouts(names), self._world.models)
+        world, scored_by = self._world, self._shards.versions
+        return curves.from_rollouts(self._recipe, world.sigmas, self.rollouts(names), world.models, scored_by=scored_by)
 
     def _curves_so_far(self, names: Sequence[str]) -> GainCurves:
         """Curves without warnings, which are given once, for the final curves."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recast import versions
 from recast.core import artifact
 from recast.errors import RecastError
 
@@ -44,6 +46,8 @@ class Scores:
         Scores; the rows are `rewards`. NaN where a reward does not apply to a prompt.
     settings : mapping, optional
         The settings that decide the images, by their dotted names.
+    versions : mapping, optional
+        What decided the scores besides the options of the rewards, by reward; see `recast.rewards.base.versions`.
 
     Examples
     --------
@@ -68,6 +72,7 @@ class Scores:
     images: tuple[dict[str, Any], ...]
     values: NDArray[np.float64]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, Budget, int]:
@@ -137,8 +142,8 @@ class Scores:
                 f"{path / 'scores.jsonl'}: a row lacks a score ({error}): run recast evaluate again"
             ) from error
         images = tuple({key: value for key, value in row.items() if key != "scores"} for row in rows)
-        settings = artifact.mapping(manifest, "settings", path / "manifest.json")
-        return cls(path, method, dict(budget), int(seed), trained, held_out, images, values, settings)
+        facts = [artifact.mapping(manifest, key, path / "manifest.json") for key in ("settings", "versions")]
+        return cls(path, method, dict(budget), int(seed), trained, held_out, images, values, *facts)
 
 
 def find(folders: Sequence[Path]) -> list[Scores]:
@@ -158,7 +163,12 @@ def find(folders: Sequence[Path]) -> list[Scores]:
     ------
     RecastError
         If a folder does not exist or contains no evaluated run, if two runs have the same method, budget and seed, or
-        if runs differ in their prompts, seeds or rewards.
+        if runs differ in their prompts, seeds, rewards or versions of rewards.
+
+    Warns
+    -----
+    UserWarning
+        If only some runs have recorded the versions of their rewards, as earlier releases did not do.
 
     Examples
     --------
@@ -203,3 +213,21 @@ def _require_comparable(policies: Sequence[Scores]) -> None:
             raise RecastError(f"{both} were evaluated on different prompts or seeds: evaluate both by one recipe")
         if (policy.trained, policy.held_out) != (first.trained, first.held_out):
             raise RecastError(f"{both} were scored by different rewards: evaluate both by one recipe")
+    for name in first.rewards:
+        _require_one_version(name, policies)
+
+
+def _require_one_version(name: str, policies: Sequence[Scores]) -> None:
+    """Refuse scores of one reward by two versions; warn if some policies have not recorded theirs."""
+    known = [policy for policy in policies if policy.versions.get(name)]
+    for policy in known[1:]:
+        ours, others = (versions.flat({name: each.versions[name]}) for each in (policy, known[0]))
+        remedy = f"remove {policy.folder / 'parts'} and run recast evaluate here"
+        versions.require_same(ours, others, f"{policy.folder} has scores", remedy, f"in {known[0].folder}")
+    if 0 < len(known) < len(policies):
+        without = next(policy for policy in policies if not policy.versions.get(name))
+        warnings.warn(
+            f"{without.folder} has not recorded the version of {name}, {known[0].folder} has: if they differ, the "
+            f"comparison of {name} is wrong",
+            stacklevel=4,
+        )

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recast import identity, images, processes, prompts
+from recast import identity, images, processes, prompts, versions
 from recast.config import Recipe
 from recast.core import artifact
 from recast.errors import RecastError
@@ -34,6 +34,8 @@ __all__ = ["PART", "check_stale", "complete", "evaluate"]
 PART = 64
 """Images whose scores one file in parts/ holds."""
 _PART_FORMAT = "recast.scores.part"
+_ASKED_AGAIN = ("unifiedreward",)
+"""Rewards whose NaN is an answer that could not be read, and not "does not apply": a later run asks for it again."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,16 @@ def evaluate(recipe: Recipe, out: Path, lora: Path | None, progress: Progress) -
     ------
     RecastError
         If the recipe has no images or rewards, or the adapter is missing; StaleError if RUN/scores contains images
-        that were made with other settings.
+        that were made with other settings. If a reward has scored some of the images in another version, such as that
+        of its package.
     """
     _check(recipe, lora)
     planned = _images_of(recipe)
     folder = out / "scores"
+    parts = _parts(planned)
     if processes.RANK == 0:
         _claim(folder, recipe, lora)
     processes.wait()
-    parts = _parts(planned)
     mine = parts[processes.RANK :: processes.COUNT]
     _draw(recipe, lora, folder, [image for part in mine for image in part], progress)
     _score(recipe, folder, mine, progress)
@@ -142,15 +145,32 @@ def complete(recipe: Recipe, folder: Path) -> bool:
 
 
 def _claim(folder: Path, recipe: Recipe, lora: Path | None) -> None:
-    """Record the settings of the folder in its manifest, so that images of other settings are never mixed in."""
+    """Record settings and versions in the manifest, so that images and scores of others are never mixed in."""
     settings = check_stale(recipe, folder, lora)
+    scored_by = _versions(folder, recipe)
     method = "base" if lora is None else recipe.weigh.method
     run = {"method": method, "budget": recipe.budget, "seed": recipe.train.seed}
     held_out = [name for name in _reward_options(recipe) if name not in recipe.rewards]
     fields = {"settings": settings, "run": run, "trained": list(recipe.rewards), "held_out": held_out}
+    fields |= {"versions": scored_by} if scored_by else {}
     artifact.write(folder / "manifest.json", FORMAT, fields)
     for name in ("images", "parts"):
         (folder / name).mkdir(exist_ok=True)
+
+
+def _versions(folder: Path, recipe: Recipe) -> dict[str, dict[str, str]]:
+    """The versions by which every reward has scored or will score; raises if its scores would be of two."""
+    found, parts = {}, _parts(_images_of(recipe))
+    for name, options in _reward_options(recipe).items():
+        known = [part for part in parts if _known(folder, name, options, part) is not None]
+        each = [artifact.mapping(_content(folder, name, part), "versions", folder) for part in known]
+        each += [base.versions(name, options)] if any(_open(folder, name, options, part) for part in parts) else []
+        remedy = f"remove {_path(folder, name, '*')} to score these images again"
+        for other in each[1:]:
+            first, second = (versions.flat({name: these}) for these in (each[0], other))
+            versions.require_same(first, second, f"{folder} has scores", remedy)
+        found[name] = each[0] if each else {}
+    return {name: these for name, these in found.items() if these}
 
 
 def _draw(recipe: Recipe, lora: Path | None, folder: Path, planned: Sequence[_Image], progress: Progress) -> None:
@@ -175,30 +195,49 @@ def _draw(recipe: Recipe, lora: Path | None, folder: Path, planned: Sequence[_Im
 def _score(recipe: Recipe, folder: Path, parts: Sequence[Sequence[_Image]], progress: Progress) -> None:
     """Compute the missing scores reward by reward: one model is in memory, and every part is written at once."""
     options = _reward_options(recipe)
-    todo = [(name, part) for name in options for part in parts if not _known(folder, name, options[name], part)]
+    todo = [(name, part) for name in options for part in parts if _open(folder, name, options[name], part)]
     loaded: tuple[str, base.Reward] | None = None
     for name, part in progress(todo, "scoring", len(todo)):
         if loaded is None or loaded[0] != name:
             loaded = (name, base.load(name, **options[name]))
-        rows = [image.row for image in part]
+        chosen = _open(folder, name, options[name], part)
+        values = np.array(_known(folder, name, options[name], part) or [np.nan] * len(part), dtype=np.float64)
+        some = [part[k] for k in chosen]
+        rows = [image.row for image in some]
         texts = [row["prompt"] for row in rows]
-        values = base.score({name: loaded[1]}, _read(folder, part), texts, rows)[0]
+        values[chosen] = base.score({name: loaded[1]}, _read(folder, some), texts, rows)[0]
         fields = {"reward": name, "options": options[name], "scores": values}
-        artifact.write(_path(folder, name, part), _PART_FORMAT, fields)
+        if present := base.versions(name, options[name]):
+            fields["versions"] = present
+        artifact.write(_path(folder, name, f"{part[0].index:05d}"), _PART_FORMAT, fields)
 
 
-def _path(folder: Path, name: str, part: Sequence[_Image]) -> Path:
+def _open(folder: Path, name: str, options: Mapping[str, Any], part: Sequence[_Image]) -> list[int]:
+    """Places in a part that a reward has to score: all of a new part; of a known one, those to ask for again."""
+    known = _known(folder, name, options, part)
+    if known is None:
+        return list(range(len(part)))
+    return [k for k, value in enumerate(known) if value is None] if name in _ASKED_AGAIN else []
+
+
+def _path(folder: Path, name: str, first: str) -> Path:
     """The file of a part's scores by one reward; its name is hashed because a custom reward's contains a colon."""
     short = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return folder / "parts" / f"{part[0].index:05d}-{short}.json"
+    return folder / "parts" / f"{first}-{short}.json"
+
+
+def _content(folder: Path, name: str, part: Sequence[_Image]) -> dict[str, Any]:
+    """What the file of a part's scores holds; empty if there is none."""
+    path = _path(folder, name, f"{part[0].index:05d}")
+    return artifact.read(path, _PART_FORMAT) if path.exists() else {}
 
 
 def _known(folder: Path, name: str, options: Mapping[str, Any], part: Sequence[_Image]) -> list[float] | None:
     """The scores in a part's file; None if there is no file, or the options or the number of images differ."""
-    path = _path(folder, name, part)
-    if not path.exists():
+    found = _content(folder, name, part)
+    if not found:
         return None
-    found = artifact.read(path, _PART_FORMAT)
+    path = _path(folder, name, f"{part[0].index:05d}")
     scores = list(artifact.field(found, "scores", path))
     same = identity.current_options(name, artifact.mapping(found, "options", path)) == artifact.plain(options)
     return scores if same and len(scores) == len(part) else None

@@ -9,22 +9,30 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recast.errors import RecastError
+from recast.rewards.pixels import Images, as_tensor
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from torch import Tensor
 
-    Images: TypeAlias = Tensor | Sequence[Image]
-else:
-    Images = Any
-
-__all__ = ["NAMES", "Images", "Reward", "as_tensor", "find", "load", "mapper", "positive", "score"]
+__all__ = [
+    "NAMES",
+    "Images",
+    "Reward",
+    "as_tensor",
+    "find",
+    "load",
+    "loadable",
+    "mapper",
+    "positive",
+    "score",
+    "versions",
+]
 
 NAMES = {
     "clipscore": "recast.rewards.clipscore:ClipScore",
@@ -46,7 +54,6 @@ NAMES = {
 """Short names: the nine rewards of the paper, an example, and the five of the shapes world."""
 
 _WITH_CHECKPOINT = ("aesthetic", "hpsv2", "hpsv3", "imagereward")  # in version 0.1, their option was called weights
-_ROUNDING = 1e-3  # excess over [0, 1] that counts as rounding
 _HUGE = 1e30  # larger scores are an error: their squares would overflow silently
 
 
@@ -56,6 +63,8 @@ class Reward(Protocol):
     A custom reward is a class with this `__call__`, or a function with the same arguments; further arguments of the
     constructor or of the function are its options in a recipe. Gain curves need non-negative scores: a reward with
     negative ones should define an increasing map `positive(scores)` as a method (see `recast.rewards.base.positive`).
+    A reward whose scores depend on more than its options, such as the version of a package, should name it with a
+    static or class method `versions(**options)` that takes the same options (see `recast.rewards.base.versions`).
 
     Examples
     --------
@@ -148,22 +157,56 @@ def load(name: str, **options: Any) -> Reward:
     >>> load("composition")(render.render(rows, seed=0), [row["prompt"] for row in rows])
     array([1., 1., 1.])
     """
-    if name in _WITH_CHECKPOINT and "weights" in options:
-        raise RecastError(f"the reward {name!r}: the option weights is called checkpoint now")
-    found = _imported(name)
-    is_class = inspect.isclass(found)
-    options = _checked(name, found.__init__ if is_class else found, options)
-    try:
-        signature = inspect.signature(found)
-        signature.bind(**options) if is_class else signature.bind_partial(**options)
-    except (TypeError, ValueError) as error:
-        raise RecastError(f"the reward {name!r} does not take these options: {error}") from None
-    if not is_class:
+    found = loadable(name)
+    options = _accepted(name, found, options)
+    if not inspect.isclass(found):
         return cast(Reward, functools.partial(found, **options) if options else found)
     try:
         return cast(Reward, found(**options))
     except Exception as error:
         raise RecastError(f"the reward {name!r} cannot be loaded: {_reason(error)}") from error
+
+
+def versions(name: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """What decides the scores of a reward besides its options: models and packages by name; nothing is loaded.
+
+    Artifacts that hold scores record it, and scores of two versions are not mixed.
+
+    Parameters
+    ----------
+    name : str
+        A key of `NAMES`, or the path of a class or function.
+    options : mapping of str to any
+        Its options, which its method `versions` is called with.
+
+    Returns
+    -------
+    dict of str to str
+        Empty for a reward without such a method.
+
+    Raises
+    ------
+    RecastError
+        If the reward cannot be imported, does not accept the options, or its method fails.
+
+    Examples
+    --------
+    >>> versions("composition", {})
+    {}
+    >>> versions("ocr", {})["models"]
+    'PP-OCRv6_det_small, PP-OCRv6_rec_small'
+    """
+    found = loadable(name)
+    method = inspect.getattr_static(found, "versions", None)
+    if method is None:
+        return {}
+    if inspect.isclass(found) and not isinstance(method, (staticmethod, classmethod)):
+        raise RecastError(f"the reward {name!r} has a method versions that needs an instance: make it a static method")
+    accepted = _accepted(name, found, options)
+    try:
+        return {str(key): str(value) for key, value in found.versions(**accepted).items()}
+    except Exception as error:
+        raise RecastError(f"the versions of the reward {name!r} cannot be told: {_reason(error)}") from error
 
 
 def mapper(name: str, options: Mapping[str, Any]) -> Any:
@@ -172,7 +215,7 @@ def mapper(name: str, options: Mapping[str, Any]) -> Any:
     A class is instantiated with the options only if its `positive` is a plain method, which may depend on them; the
     rewards of the package have a static method or none, so their models are not loaded.
     """
-    found = _imported(name)
+    found = loadable(name)
     if not inspect.isclass(found):
         return load(name, **options)
     method = inspect.getattr_static(found, "positive", None)
@@ -181,7 +224,7 @@ def mapper(name: str, options: Mapping[str, Any]) -> Any:
     return load(name, **options)
 
 
-def _imported(name: str) -> Any:
+def loadable(name: str) -> Any:
     """The class or function behind the name of a reward."""
     module_name, attribute = find(name)
     try:
@@ -196,6 +239,20 @@ def _imported(name: str) -> Any:
     if not callable(found):
         raise RecastError(f"the reward {name!r} is a {type(found).__name__}, which cannot be called")
     return found
+
+
+def _accepted(name: str, found: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as a reward takes them; raises if it does not."""
+    if name in _WITH_CHECKPOINT and "weights" in options:
+        raise RecastError(f"the reward {name!r}: the option weights is called checkpoint now")
+    is_class = inspect.isclass(found)
+    checked = _checked(name, found.__init__ if is_class else found, options)
+    try:
+        signature = inspect.signature(found)
+        signature.bind(**checked) if is_class else signature.bind_partial(**checked)
+    except (TypeError, ValueError) as error:
+        raise RecastError(f"the reward {name!r} does not take these options: {error}") from None
+    return checked
 
 
 def _checked(name: str, call: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,48 +287,6 @@ def _working_directory() -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, RecastError) else f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def as_tensor(images: Images, prompts: Sequence[str]) -> Tensor:
-    """Images (B, 3, H, W) in [0, 1] of such a tensor or of PIL images of one size; raises for any other range."""
-    import torch
-
-    if not isinstance(images, torch.Tensor):
-        images = _from_pil(images)
-    _check(images, prompts)
-    return images
-
-
-def _from_pil(images: Sequence[Any]) -> Tensor:
-    import torch
-    from PIL.Image import Image
-
-    for image in images:
-        if not isinstance(image, Image):
-            raise RecastError(f"images are a float tensor (B, 3, H, W) or PIL images, not a {type(image).__name__}")
-    sizes = sorted({image.size for image in images})
-    if len(sizes) > 1:
-        raise RecastError(f"PIL images that are scored together need one size, not {sizes[0]} and {sizes[1]}")
-    pixels = [np.asarray(image.convert("RGB")) for image in images]
-    return torch.from_numpy(np.stack(pixels) if pixels else np.empty((0, 1, 1, 3), np.uint8)).permute(0, 3, 1, 2) / 255
-
-
-def _check(images: Tensor, prompts: Sequence[str]) -> None:
-    """Raise unless these are images in [0, 1] with one prompt each."""
-    if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
-        raise RecastError(f"images are float tensors (B, 3, H, W), not {images.dtype} {tuple(images.shape)}")
-    if len(images) != len(prompts):
-        raise RecastError(f"{len(images)} images need as many prompts, not {len(prompts)}")
-    if not images.numel():
-        return
-    low, high = images.flatten(1).amin(1), images.flatten(1).amax(1)
-    wrong = (~((low >= -_ROUNDING) & (high <= 1 + _ROUNDING))).nonzero().flatten().tolist()
-    if wrong:
-        k = wrong[0]
-        raise RecastError(
-            f"images must lie in [0, 1] and be finite, but {len(wrong)} of {len(images)} do not: number {k}, for the "
-            f"prompt {prompts[k]!r}, goes from {low[k]:g} to {high[k]:g}"
-        )
 
 
 def score(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 __all__ = [
@@ -13,6 +16,7 @@ __all__ = [
     "BERT",
     "CLIP_H14",
     "CLIP_L14",
+    "COST",
     "ENTRIES",
     "HPSV2",
     "HPSV3",
@@ -24,6 +28,8 @@ __all__ = [
     "Address",
     "Entry",
     "Files",
+    "Measured",
+    "measured",
 ]
 
 CLIP_L14, CLIP_H14 = "openai/clip-vit-large-patch14", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
@@ -35,6 +41,12 @@ AESTHETIC_FILE = "sac+logos+ava1-l14-linearMSE.pth"
 AESTHETIC = (
     "https://github.com/christophschuhmann/improved-aesthetic-predictor/raw/main/sac%2Blogos%2Bava1-l14-linearMSE.pth"
 )
+COST = (
+    "GB: parameters in memory / peak of a process that scores four images; images/s: one CPU thread, images of 512 "
+    "pixels (shapes world: 64). Measured at the published sizes with random parameters (ocr and the shapes world: "
+    "their own) by python benchmarks/rewards.py; ?: not measured."
+)
+"""What the figures of `measured` are."""
 _SMALL = ("*.json", "*.txt")
 """Configurations, tokenizers and processors of a repository."""
 
@@ -47,11 +59,21 @@ class Files:
     patterns: tuple[str, ...]
     marker: str
 
-    def missing(self) -> str | None:
-        """The command that downloads the files, or None if the cache of the hub has them."""
+    @property
+    def source(self) -> str:
+        """The option of a reward that means these files."""
+        return self.repository
+
+    def path(self) -> Path | None:
+        """Where the cache of the hub has the marker, or None."""
         from huggingface_hub import try_to_load_from_cache
 
-        if isinstance(try_to_load_from_cache(self.repository, self.marker), str):
+        found = try_to_load_from_cache(self.repository, self.marker)
+        return Path(found) if isinstance(found, str) else None
+
+    def missing(self) -> str | None:
+        """The command that downloads the files, or None if the cache of the hub has them."""
+        if self.path() is not None:
             return None
         return f"hf download {self.repository} " + " ".join(f"--include '{each}'" for each in self.patterns)
 
@@ -63,11 +85,19 @@ class Address:
     url: str
     name: str
 
+    @property
+    def source(self) -> str:
+        """The option of a reward that means this file."""
+        return self.url
+
+    def path(self) -> Path:
+        """Where the cache of torch has the file, whether or not it exists."""
+        home = Path(os.environ.get("TORCH_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "torch"))
+        return home.expanduser() / "hub" / "checkpoints" / self.name
+
     def missing(self) -> str | None:
         """The command that downloads the file, or None if the cache of torch has it."""
-        home = Path(os.environ.get("TORCH_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "torch"))
-        path = home.expanduser() / "hub" / "checkpoints" / self.name
-        return None if path.is_file() else f"curl --create-dirs -L -o '{path}' '{self.url}'"
+        return None if self.path().is_file() else f"curl --create-dirs -L -o '{self.path()}' '{self.url}'"
 
 
 @dataclass(frozen=True)
@@ -87,6 +117,25 @@ class Entry:
         if self.files and importlib.util.find_spec("huggingface_hub") is None:  # comes with transformers
             return found or ["pip install 'recast-diffusion[rewards]'"]
         return found + [command for each in self.files if (command := each.missing()) is not None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Cost of a reward: bytes of its parameters, peak memory of a process that scores, images per second.
+
+    None where it was not measured.
+    """
+
+    parameters: int | None = None
+    memory: int | None = None
+    images_per_second: float | None = None
+
+
+@cache
+def measured() -> dict[str, Measured]:
+    """The cost of every reward but `unifiedreward`, which is a server, as `python benchmarks/rewards.py` wrote it."""
+    content = json.loads((files("recast.rewards") / "data/measured.json").read_text(encoding="utf-8"))
+    return {name: Measured(**values) for name, values in content["rewards"].items()}
 
 
 _L14 = Files(CLIP_L14, (*_SMALL, "model.safetensors"), "model.safetensors")
@@ -129,13 +178,15 @@ ENTRIES = {
             Files(HPSV3, ("HPSv3.safetensors",), "HPSv3.safetensors"),
             Files(QWEN2_VL, ("config.json", "tokenizer*", "vocab.json", "merges.txt"), "tokenizer_config.json"),
         ),
-        remark="needs its published instruction: pip download --no-deps hpsv3==1.0.0, then instruction=hpsv3-….whl",
+        remark="needs its published instruction: pip download --no-deps hpsv3==1.0.0, then recast rewards setup hpsv3 "
+        "--from hpsv3-1.0.0-py3-none-any.whl",
     ),
     "unifiedreward": Entry(
         "UnifiedReward-2 behind an OpenAI-compatible endpoint",
         "1 to 5",
         ("torch", "PIL"),
-        remark=f"needs a server: vllm serve {UNIFIEDREWARD}",
+        remark=f"needs a server: vllm serve {UNIFIEDREWARD}; for the published template: recast rewards setup "
+        "unifiedreward --from a clone of github.com/CodeGoat24/UnifiedReward",
     ),
     "jpeg": Entry("example: negative size of a JPEG in kilobytes", "below 0", ("torch", "PIL")),
     "composition": Entry("shapes world: share of confirmed clauses", "0 to 1"),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
+from recast import versions
 from recast.config import Recipe
 from recast.core import schedule
 from recast.core.weights import WeightMatrix
@@ -35,7 +36,8 @@ def reweigh(recipe: Recipe, out: Path, trainer: Any) -> WeightMatrix:
     if trainer.anywhere(failure is not None):
         raise StoppedError(str(failure or "another process failed to estimate gain curves"))
     shards = dict(gather_object(found))
-    curves = from_rollouts(recipe, world.sigmas, [shards[name] for name in world.names], trainer.models)
+    rollouts, scored_by = [shards[name] for name in world.names], versions.of(recipe.rewards)
+    curves = from_rollouts(recipe, world.sigmas, rollouts, trainer.models, scored_by=scored_by)
     if accelerator.is_main_process:
         curves.save(out / "reweighed" / f"epoch-{trainer.position.epoch:05d}" / "gains.json")
     budget = dict(zip(weights.rewards, weights.budget.tolist(), strict=True))

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs, set_seed
 
-from recast import identity, images, processes, prompts
+from recast import identity, images, processes, prompts, versions
 from recast.config import Recipe
 from recast.core import artifact, schedule, sinkhorn
 from recast.core.weights import WeightMatrix
@@ -65,11 +65,13 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
     folder = out / "checkpoints"
     found = checkpoint.all_of(folder)
     if found:  # before a model is loaded: other settings are an error at once
-        done = checkpoint.read_state(found[-1], settings)[0].epoch
+        position, state = checkpoint.read_state(found[-1], settings)
+        done = position.epoch
         if done == recipe.train.epochs and (out / "lora").is_dir():
             return done
         if done > recipe.train.epochs:
             raise RecastError(f"{out} has {done} epochs already, more than train.epochs = {recipe.train.epochs}")
+        versions.require_same(state.get("settings", {}), settings, f"{found[-1]} was trained", "choose another --out")
     trainer = build(recipe, matrix, rows, accelerator, policy)
     if found:
         with _reading(found[-1], f"remove {found[-1]} to resume from the checkpoint before it"):

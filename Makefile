@@ -10,7 +10,7 @@ run: $(STAMP)
 	$(BIN)/recast run recipes/shapes.yaml --out runs/shapes
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # The site, from docs/ and the docstrings, without network; the variable silences a notice of the theme's authors.
 docs: $(STAMP)

@@ -73,6 +73,7 @@ def test_the_published_names_are_spelled_right(tmp_path: Path, monkeypatch: pyte
     small = "--include '*.json' --include '*.txt'"
     clip = f"hf download openai/clip-vit-large-patch14 {small} --include 'model.safetensors'"
     processor = f"hf download laion/CLIP-ViT-H-14-laion2B-s32B-b79K {small}"
+    detector = "mask2former_swin-s-p4-w7-224_lsj_8x2_50e_coco_20220504_001756"
     expected = {
         "clipscore": [clip],
         "hpsv2": ["hf download xswu/HPSv2 --include 'HPS_v2.1_compressed.pt'", processor],
@@ -86,8 +87,9 @@ def test_the_published_names_are_spelled_right(tmp_path: Path, monkeypatch: pyte
             "--include 'vocab.txt'",
         ],
         "geneval": [
-            "hf download facebook/mask2former-swin-small-coco-instance --include '*.json' "
-            "--include 'model.safetensors'",
+            f"curl --create-dirs -L -o '{tmp_path}/hub/checkpoints/{detector}-743b7d99.pth' 'https://download.openmmlab.com/"
+            "mmdetection/v2.0/mask2former/mask2former_swin-s-p4-w7-224_lsj_8x2_50e_coco/"
+            f"{detector}-743b7d99.pth'",
             clip,
         ],
         "hpsv3": [

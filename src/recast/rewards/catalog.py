@@ -22,6 +22,7 @@ __all__ = [
     "HPSV3",
     "IMAGEREWARD",
     "MASK2FORMER",
+    "MASK2FORMER_FILE",
     "PICKSCORE",
     "QWEN2_VL",
     "UNIFIEDREWARD",
@@ -35,7 +36,11 @@ __all__ = [
 CLIP_L14, CLIP_H14 = "openai/clip-vit-large-patch14", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 PICKSCORE, HPSV2, IMAGEREWARD, HPSV3 = "yuvalkirstain/PickScore_v1", "xswu/HPSv2", "THUDM/ImageReward", "MizzenAI/HPSv3"
 BERT, QWEN2_VL = "google-bert/bert-base-uncased", "Qwen/Qwen2-VL-7B-Instruct"
-MASK2FORMER = "facebook/mask2former-swin-small-coco-instance"
+MASK2FORMER_FILE = "mask2former_swin-s-p4-w7-224_lsj_8x2_50e_coco_20220504_001756-743b7d99.pth"
+MASK2FORMER = (
+    "https://download.openmmlab.com/mmdetection/v2.0/mask2former/mask2former_swin-s-p4-w7-224_lsj_8x2_50e_coco/"
+    + MASK2FORMER_FILE
+)
 UNIFIEDREWARD = "CodeGoat24/UnifiedReward-2.0-qwen3vl-8b"
 AESTHETIC_FILE = "sac+logos+ava1-l14-linearMSE.pth"
 AESTHETIC = (
@@ -167,9 +172,9 @@ ENTRIES = {
     ),
     "geneval": Entry(
         "clauses confirmed by Mask2Former and CLIP",
-        "0 to 1",
+        "0 to 1; nft: -14 to 1",
         ("torch", "transformers", "scipy"),
-        (Files(MASK2FORMER, ("*.json", "model.safetensors"), "model.safetensors"), _L14),
+        (Address(MASK2FORMER, MASK2FORMER_FILE), _L14),
     ),
     "hpsv3": Entry(
         "HPSv3, Qwen2-VL-7B",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,7 +86,8 @@ def _downloaded(address: str) -> Path:
     path = cached(address)
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(address, str(path), progress=False)
+        digest = re.search(r"-([0-9a-f]{8,})\.pth?$", path.name)  # of the content, where the name has it
+        torch.hub.download_url_to_file(address, str(path), digest and digest[1], progress=False)
     return path
 
 

@@ -189,7 +189,7 @@ def load(
     try:
         from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
     except ImportError as error:
-        raise RecastError(f"{what} needs transformers 5 or later ({error})") from error
+        raise RecastError(f"{what} needs transformers 5.4 or later ({error})") from error
     if preprocess not in get_args(Preprocess):
         raise RecastError(f"{what} has the preprocessing 'processor' and 'nft', not {preprocess!r}")
     where, numbers = devices.pick(device), devices.dtype(dtype)

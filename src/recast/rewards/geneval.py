@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from recast import device as devices
 from recast.errors import RecastError
-from recast.rewards import catalog, checkpoints
+from recast.rewards import catalog, geneval_detector
 from recast.rewards import clip as clips
 from recast.rewards.base import Images, as_tensor
 from recast.rewards.geneval_clauses import (
@@ -30,80 +30,15 @@ from recast.rewards.geneval_clauses import (
     parse,
 )
 
-__all__ = ["GenEval", "Instances", "instances"]
+__all__ = ["GenEval"]
 
-_SIZE = {"shortest_edge": 800, "longest_edge": 1333}
-"""Input size of the original detector; the published processor alone would resize to squares of 384 pixels."""
-_GRID = (384, 384)
-"""Resolution at which transformers' post-processing binarizes masks and averages their probabilities."""
 _GRAY = 153
 _TEMPLATES = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")
 _CLIP_BATCH = 64
 
 
-@dataclass(frozen=True)
-class Instances:
-    """Scores (n,), labels (n,) and non-empty masks (n, H, W) of the objects in an image, by descending score."""
-
-    scores: Tensor
-    labels: Tensor
-    masks: Tensor
-
-    def boxes(self) -> Tensor:
-        """Left, top, right, bottom (n, 4) of the masks; the last two are exclusive."""
-        sides = []
-        for along in (self.masks.any(1), self.masks.any(2)):
-            first, last = along.int().argmax(1), along.flip(1).int().argmax(1)
-            sides.append((first, along.shape[1] - last))
-        return torch.stack([sides[0][0], sides[1][0], sides[0][1], sides[1][1]], 1)
-
-
-class _Detector:
-    """Instances of COCO's classes by a Mask2Former model in float32: half precision gave NaN on the CPU."""
-
-    def __init__(self, model: Any, processor: Any, device: torch.device, offload: bool = False) -> None:
-        self.model = model.to("cpu" if offload else device).eval().requires_grad_(False)
-        self.processor, self.device, self.offload = processor, device, offload
-
-    @torch.no_grad()
-    def detect(self, images: Tensor, thresholds: Sequence[float], batch_size: int) -> Iterator[Instances]:
-        """Instances above the threshold of each 8-bit image (B, 3, H, W)."""
-        with devices.visiting(self.model, self.device, self.offload):
-            for start in range(0, len(images), batch_size):
-                part = [image.numpy() for image in images[start : start + batch_size]]
-                seen = self.processor(part, input_data_format="channels_first", return_tensors="pt")["pixel_values"]
-                output = self.model(pixel_values=seen.to(self.device))
-                classes, masks = output.class_queries_logits, output.masks_queries_logits
-                if not (classes.isfinite().all() and masks.isfinite().all()):
-                    # No score would exceed a threshold: every image would seem to contain no object.
-                    raise RecastError("the output of geneval's detector is not finite: its checkpoint is damaged")
-                for k, threshold in enumerate(thresholds[start : start + batch_size]):
-                    yield instances(classes[k], masks[k], tuple(images.shape[-2:]), threshold)
-
-
-def instances(classes: Tensor, masks: Tensor, size: tuple[int, ...], threshold: float) -> Instances:
-    """Instances of an image from the logits of its queries: classes (Q, C + 1) and masks (Q, h, w).
-
-    Equal to transformers' `post_process_instance_segmentation` without its loop over the queries. The score is the
-    probability of the class times the mean probability inside the mask.
-    """
-    probabilities = classes.softmax(-1)[:, :-1]
-    chances, places = probabilities.flatten().topk(len(classes))
-    above = chances > threshold  # a score is at most its chance, so the other masks are not needed
-    chances, places = chances[above], places[above]
-    queries, labels = places // probabilities.shape[1], places % probabilities.shape[1]
-    logits = functional.interpolate(masks[queries].unsqueeze(1), _GRID, mode="bilinear", align_corners=False)
-    inside = logits > 0
-    means = (logits.sigmoid() * inside).sum((1, 2, 3)) / (inside.sum((1, 2, 3)) + 1e-6)
-    full = functional.interpolate(inside.float(), size, mode="nearest")[:, 0] > 0
-    scores = chances * means
-    order = scores.sort(descending=True, stable=True).indices
-    order = order[(scores[order] > threshold) & full[order].flatten(1).any(1)]
-    return Instances(scores[order].cpu(), labels[order].cpu(), full[order].cpu())
-
-
 class GenEval:
-    """Agreement of an image with the clauses of its prompt, in [0, 1]; NaN if the metadata have no `include`.
+    """Agreement of an image with the clauses of its prompt, at most 1; NaN if the metadata have no `include`.
 
     `mode="clauses"` is the share of confirmed clauses. An entry of `include`, n objects of a class, has the clauses
     - object: at least one object of the class is found;
@@ -113,17 +48,22 @@ class GenEval:
     - position, if the entry has one: each of these n objects is in the relation to each of the n objects of the target
       entry, and both entries have their n objects in their colors (the target also in its own position).
 
-    A class that only `exclude` names has one count clause. An image with all clauses confirmed is what the original
-    evaluation calls correct.
+    A class that only `exclude` names has one count clause.
 
-    `"strict"` is 1 if all clauses are confirmed and exactly n objects are found per entry, else 0. `"partial"` is the
-    mean of these terms: per entry max(0, 1 − |n − found| / n); if the count is not exact and the entry has a color or
-    a position, a 0; if it is exact, for a color the share of the n objects that have it, and for a position, unless the
-    color is wrong, 1 or 0, where the target needs its exact count, too. Exclusions do not contribute.
+    `"correct"` is 1 if all clauses are confirmed, else 0: the verdict of the benchmark. Superfluous objects matter in
+    neither mode, except where `exclude` names them. `"strict"` is 1 if exactly n objects are also found per entry.
 
-    Objects are those above `threshold`, or above `counting_threshold` for the tag `counting`. Both are the values of
-    the original, whose detector was trained in mmdet; how the scores of this one, which has the same architecture,
-    compare at them is not established. `dtype` applies to CLIP; the detector always runs in float32.
+    `"nft"` is the score that DiffusionNFT and Flow-GRPO train on, the mean of these terms: per entry
+    1 − |n − found| / n, which is negative above 2 n objects; if the count is not exact and the entry has a color or a
+    position, a 0; if it is exact, for a color the share of the n objects that have it, and for a position, if the color
+    is right, a 1, with a further 0 if the relation is wrong, and only a 0 if the target is not matched exactly.
+    `exclude` does not contribute. In this mode the detector sees the image with red and blue exchanged, since these
+    codebases pass RGB arrays to an interface of mmdet that expects BGR.
+
+    Objects are those above `threshold`, or above `counting_threshold` for the tag `counting`: the values of the
+    benchmark for its detector, the checkpoint of mmdet, which is downloaded by default. `model` is this file, another
+    address of it, or a folder or hub repository with a Mask2Former of transformers. `dtype` applies to CLIP; the
+    detector always runs in float32.
     """
 
     def __init__(
@@ -146,8 +86,8 @@ class GenEval:
         self.mode, self.threshold, self.counting_threshold = mode, threshold, counting_threshold
         self.batch_size = clips.check_batch("geneval", batch_size)
         self.clip, self.pixels = clips.load("geneval", clip, device=device, dtype=dtype, offload=offload)
-        where = devices.pick(device)
-        self.detector = clips.shared(("mask2former", str(model), where, offload), lambda: _load(model, where, offload))
+        self.pixels.even = True  # a margin of half a pixel is rounded to even by torchvision, which open_clip uses
+        self.detector = geneval_detector.load(model, devices.pick(device), offload)
 
     def __call__(
         self, images: Images, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None
@@ -173,7 +113,8 @@ class GenEval:
         thresholds = [self.counting_threshold if request.counting else self.threshold for request in requests]
         objects: list[Objects] = []
         crops: list[_Crop] = []
-        found = self.detector.detect(levels, thresholds, self.batch_size)
+        inputs = levels.flip(1) if self.mode == "nft" else levels
+        found = self.detector.detect(inputs, thresholds, self.batch_size)
         for number, (image, request, seen) in enumerate(zip(levels, requests, found, strict=True)):
             places, boxes = _by_class(seen.labels), seen.boxes()
             listed = list(zip(seen.scores.tolist(), map(tuple, boxes.tolist()), strict=True))
@@ -223,20 +164,3 @@ def _cut(image: Tensor, mask: Tensor, box: Tensor) -> Tensor:
     left, top, right, bottom = box.tolist()
     window = (..., slice(top, bottom), slice(left, right))
     return torch.where(mask[window], image[window], _GRAY).unsqueeze(0) / 255
-
-
-def _load(source: str | Path, device: torch.device, offload: bool) -> _Detector:
-    try:
-        from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessorPil
-    except ImportError as error:
-        raise RecastError(f"geneval needs transformers 5 or later ({error})") from error
-
-    class Segmentation(Mask2FormerForUniversalSegmentation):  # type: ignore[misc]
-        _keys_to_ignore_on_load_missing = (r"^criterion\.",)  # only the training loss needs them
-
-    with checkpoints.loading("Mask2Former model", source):
-        model = checkpoints.pretrained(Segmentation, source)
-        if model.config.num_labels != len(CLASSES):
-            raise ValueError(f"it has {model.config.num_labels} classes, not the {len(CLASSES)} of COCO's instances")
-        processor = Mask2FormerImageProcessorPil.from_pretrained(source, size=_SIZE)
-    return _Detector(model, processor, device, offload)

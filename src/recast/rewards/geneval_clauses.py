@@ -29,7 +29,7 @@ __all__ = [
     "relations",
 ]
 
-Mode = Literal["clauses", "strict", "partial"]
+Mode = Literal["clauses", "nft", "correct", "strict"]
 _Kind = Literal["object", "count", "color", "position"]
 _Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right, bottom; the last two are exclusive."""
@@ -93,7 +93,7 @@ class Clause:
 class Assessment:
     """What each mode of the score is made of.
 
-    `clauses` of the prompt; `exact`: every entry has exactly its count; `terms` of the partial credit.
+    `clauses` of the prompt; `exact`: every entry has exactly its count; `terms` of the mode `nft`.
     """
 
     clauses: tuple[Clause, ...]
@@ -101,11 +101,13 @@ class Assessment:
     terms: tuple[float, ...]
 
     def score(self, mode: Mode) -> float:
-        """A score in [0, 1]; `recast.rewards.geneval.GenEval` defines the modes."""
-        if mode == "partial":
+        """A score of at most 1; `recast.rewards.geneval.GenEval` defines the modes."""
+        if mode == "nft":
             return sum(self.terms) / len(self.terms)
         confirmed = [clause.confirmed for clause in self.clauses]
-        return float(self.exact and all(confirmed)) if mode == "strict" else sum(confirmed) / len(confirmed)
+        if mode == "clauses":
+            return sum(confirmed) / len(confirmed)
+        return float(all(confirmed) and (mode == "correct" or self.exact))
 
 
 def parse(metadata: Mapping[str, Any] | None, prompt: str) -> Request | None:
@@ -207,9 +209,9 @@ def assess(request: Request, objects: Objects, colors: Mapping[str, Sequence[str
     """
     matches = [_match(entry, objects, colors) for entry in request.include]
     placed = _placed(matches)
-    counted = _counted_exactly(matches)
+    exactly = [holds and exact for holds, exact in zip(placed, _counted_exactly(matches), strict=True)]
     clauses = [*_entry_clauses(request, matches, placed), *_exclude_clauses(request, objects)]
-    terms = [term for match, holds in zip(matches, placed, strict=True) for term in _terms(match, holds, counted)]
+    terms = [term for match, holds in zip(matches, placed, strict=True) for term in _terms(match, holds, exactly)]
     return Assessment(tuple(clauses), all(match.exact for match in matches), tuple(terms))
 
 
@@ -288,10 +290,13 @@ def _exclude_clauses(request: Request, objects: Objects) -> Iterator[Clause]:
             yield Clause(name, "count", len(objects.get(name, ())) < limit)
 
 
-def _terms(match: _Match, holds: bool, counted: Sequence[bool]) -> Iterator[float]:
-    """Terms of the partial credit of one entry; `holds`: its objects are there in their color and position."""
+def _terms(match: _Match, holds: bool, exactly: Sequence[bool]) -> Iterator[float]:
+    """Terms of one entry in the mode `nft`; `holds`: its objects are there in their color and position.
+
+    `exactly`: per entry, the same and the count is exact.
+    """
     entry = match.entry
-    yield max(0.0, 1 - abs(entry.count - match.found) / entry.count)
+    yield 1 - abs(entry.count - match.found) / entry.count
     if not match.exact:
         if entry.color is not None or entry.position is not None:
             yield 0.0
@@ -299,4 +304,8 @@ def _terms(match: _Match, holds: bool, counted: Sequence[bool]) -> Iterator[floa
     if entry.color is not None:
         yield match.right / entry.count
     if entry.position is not None and match.in_color:
-        yield float(holds and counted[entry.position[1]])
+        known = exactly[entry.position[1]]
+        if not (known and holds):
+            yield 0.0
+        if known:
+            yield 1.0  # also after a 0 for a wrong relation: the published function adds both

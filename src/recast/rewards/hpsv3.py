@@ -184,7 +184,7 @@ def _load(source: str | Path, model: str | Path, dtype: torch.dtype) -> tuple[_M
     try:
         from transformers import AutoTokenizer, Qwen2VLConfig, Qwen2VLImageProcessorPil
     except ImportError as error:
-        raise RecastError(f"hpsv3 needs transformers 5 or later ({error})") from error
+        raise RecastError(f"hpsv3 needs transformers 5.4 or later ({error})") from error
     with checkpoints.loading("Qwen2-VL configuration and tokenizer", model):
         config, tokenizer = Qwen2VLConfig.from_pretrained(model), AutoTokenizer.from_pretrained(model)
         tokenizer.add_tokens([_REWARD], special_tokens=True)

@@ -90,7 +90,7 @@ def _load(source: str | Path, tokenizer: str | Path) -> tuple[Any, Any, Any, nn.
     try:
         from transformers import AutoTokenizer, BlipTextModel, BlipVisionModel
     except ImportError as error:
-        raise RecastError(f"imagereward needs transformers 5 or later ({error})") from error
+        raise RecastError(f"imagereward needs transformers 5.4 or later ({error})") from error
     with checkpoints.loading("ImageReward checkpoint", source):
         state = checkpoints.read(checkpoints.find(source, FILE))
         parts = {

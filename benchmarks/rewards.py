@@ -9,7 +9,7 @@ Every reward runs in a process of its own: `parameters` are the bytes of its ten
 is the peak of the whole process while it loads and scores. HPSv3's parameters are counted on the meta device, without
 memory; it is not run. `shared`: clipscore and aesthetic on the same batch, with one CLIP ViT-L/14 that embeds it once,
 and with one model each; alternating, best of ROUNDS (3). OCR reads rendered text at three sizes. Writes
-results/rewards.json next to this file and the figures of `recast rewards list`; about ten minutes.
+results/rewards.json next to this file and the figures of `recast rewards list`; ten to twenty minutes.
 """
 
 from __future__ import annotations

@@ -54,8 +54,11 @@ def evaluate(out: Path) -> Path | None:
 
 
 def refused(was: str, now: str, remedy: str) -> Any:
-    sentence = f"with detail.engine = {was}, but here it is {now}: scores of two versions are not mixed: install the "
-    return pytest.raises(RecastError, match=f"{sentence}former version, or {remedy}")
+    install = "" if "not recorded" in (was, now) else "install the former version, or "
+    sentence = (
+        f"with detail.engine = {was}, but here it is {now}: scores of two versions are not mixed: {install}{remedy}"
+    )
+    return pytest.raises(RecastError, match=sentence)
 
 
 @pytest.mark.parametrize("was", ["A 1", None])
@@ -196,3 +199,16 @@ def test_versions_are_no_settings() -> None:
     versions.require_same(known | {"train.rank": 4}, known, "", "")
     with pytest.raises(RecastError, match="made with b.x = 3, but there it is 4: .*, or wait"):
         versions.require_same(known, {**known, "versions.b.x": "4"}, "made", "wait", "there")
+
+
+def test_an_unrecorded_version_cannot_be_installed() -> None:
+    known, wanted = {}, {"versions.ocr.engine": "rapidocr 3.10.0"}
+    with pytest.raises(RecastError, match="not mixed: choose another --out$"):
+        versions.require_same(known, wanted, "runs/a has scores", "choose another --out")
+    with pytest.raises(RecastError, match="not mixed: install the former version, or choose another --out$"):
+        versions.require_same({"versions.ocr.engine": "b"}, wanted, "runs/a has scores", "choose another --out")
+
+
+def test_geneval_records_its_detector() -> None:
+    assert base.versions("geneval", {})["detector"].startswith("mask2former_swin-s")
+    assert base.versions("geneval", {"model": "facebook/mask2former", "mode": "nft"})["detector"] == "mask2former"

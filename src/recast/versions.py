@@ -15,7 +15,7 @@ __all__ = ["Versions", "flat", "of", "require_same", "without"]
 
 Versions = Mapping[str, Mapping[str, str]]
 """By reward; rewards whose scores are decided by their options alone have no entry."""
-_PREFIX = "versions."
+_PREFIX, _UNKNOWN = "versions.", "not recorded"
 
 
 def of(rewards: Mapping[str, Mapping[str, Any] | None]) -> dict[str, dict[str, str]]:
@@ -67,9 +67,10 @@ def require_same(
     runs/a has scores with ocr.engine = A 1, but here it is A 2
     """
     for key in sorted(key for key in {*known, *wanted} if key.startswith(_PREFIX)):
-        was, now = (each.get(key, "not recorded") for each in (known, wanted))
+        was, now = (each.get(key, _UNKNOWN) for each in (known, wanted))
         if was != now:
+            install = "" if _UNKNOWN in (was, now) else "install the former version, or "
             raise RecastError(
                 f"{made} with {key.removeprefix(_PREFIX)} = {was}, but {where} it is {now}: scores of two versions are "
-                f"not mixed: install the former version, or {remedy}"
+                f"not mixed: {install}{remedy}"
             )

@@ -238,34 +238,27 @@ def test_a_reward_that_does_not_apply_is_null(tmp_path: Path) -> None:
     assert np.isnan(Scores.load(tmp_path).values[-1]).all()
 
 
-class Forgetful:
-    """Brightness, but nothing for the images that `unread` names."""
+class Aging:
+    """Brightness, by a package that is upgraded after its first call."""
 
-    unread = (2, 7)
-    seen: list[int] = []  # noqa: RUF012
+    release = 1
 
     def __call__(self, images: torch.Tensor, texts: list[str], metadata: Any = None) -> np.ndarray:
-        self.seen.append(len(texts))
-        values = brightness(images, texts)
-        values[list(self.unread)] = np.nan
-        return values
+        Aging.release += 1
+        return brightness(images, texts)
+
+    @staticmethod
+    def versions() -> dict[str, str]:
+        return {"release": str(Aging.release)}
 
 
-def test_an_answer_that_could_not_be_read_is_asked_for_again(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = recipe(tmp_path, rewards="test_evaluate:Forgetful:")
-    monkeypatch.setattr(Forgetful, "seen", [])
-    monkeypatch.setattr(stage, "_ASKED_AGAIN", ("test_evaluate:Forgetful",))
-    run(settings, tmp_path)
-    values = Scores.load(tmp_path).values[0]
-    assert np.flatnonzero(np.isnan(values)).tolist() == [2, 7]
-    assert stage.complete(settings, tmp_path / "scores")  # `recast run` goes on
-    monkeypatch.setattr(Forgetful, "unread", ())
-    run(settings, tmp_path)
-    run(settings, tmp_path)
-    assert Forgetful.seen == [COUNT, 2]
-    np.testing.assert_allclose(Scores.load(tmp_path).values[0], Scores.load(whole).values[1], atol=1e-7)
+def test_scores_of_two_versions_are_not_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when two machines share an evaluation: the first process compares what all have written."""
+    monkeypatch.setattr(stage, "PART", COUNT // 2)
+    monkeypatch.setattr(Aging, "release", 1)
+    with pytest.raises(RecastError, match=r"Aging.release = 2, but here it is 3: scores of two versions are not mixed"):
+        run(recipe(tmp_path, rewards="test_evaluate:Aging:"), tmp_path)
+    assert not (tmp_path / "scores/scores.jsonl").exists()
 
 
 def test_a_table_that_is_not_whole_is_refused(whole: Path, tmp_path: Path) -> None:

@@ -219,6 +219,9 @@ def test_cached_files_are_found_and_their_names_are_their_hashes(
     head.parent.mkdir(parents=True)
     head.write_bytes(b"head")
     assert list(inventory.files("aesthetic", {"model": "/nowhere"})) == [("checkpoint", head)]
+    assert list(inventory.files("aesthetic", {"model": "long " * 99, "checkpoint": str(head)})) == [
+        ("checkpoint", head)
+    ]
     monkeypatch.setattr(inventory, "_LARGE", 3)
     assert inventory.digest(head) == "not computed"
 

@@ -215,6 +215,8 @@ def test_every_seed_has_its_own_warmup(recipe: Path, tmp_path: Path) -> None:
     ]
     assert {job.after for job in chain if job.method} == {out / "warmup-2-s0", out / "warmup-2-s1"}
     assert sum(line.startswith("#") for line in planning.command_lines(chain)) == 2
+    with pytest.raises(RecastError, match="train.lora = a would replace the adapters of the warmup .*one.yaml"):
+        planning.warmups_of(config.load(recipe, [f"sweep.warmup={first}", "train.lora=a"]), out)
     second.write_text(WARMUP.replace("method: static", "method: sinkhorn"))
     with pytest.raises(
         RecastError, match=r"two.yaml: a warmup needs .* weigh.method = static, not images and sinkhorn"
@@ -242,11 +244,17 @@ def test_a_warmup_is_trained_once_and_its_policies_count_on_from_it(recipe: Path
     assert [row["step"] for row in rows] == [3]
     assert not (out / "warmup-s0/scores").exists()
     assert go() == ([], [])
+    warmup.write_text(WARMUP.replace("epochs: 2", "epochs: 3"))  # it is trained on; what resumed from it is not its own
+    said, made = go()
+    assert made == ["warmup-s0", "sinkhorn-s0"]
+    assert "sinkhorn-s0 resumed from" in said[0]
+    assert "it was renamed to sinkhorn-s0.stale-1" in said[0]
+    assert json.loads((out / "sinkhorn-s0/metrics.jsonl").read_text())["step"] == 4
     warmup.write_text(WARMUP.replace("rewards: {detail: {}}", "rewards: {background: {}}"))
     said, made = go()
     assert made == ["warmup-s0", "sinkhorn-s0"]
     assert "but the recipe has {'background': 1.0}; it was renamed to warmup-s0.stale-1" in said[0]
-    assert "it was renamed to sinkhorn-s0.stale-1" in said[1]
+    assert "it was renamed to sinkhorn-s0.stale-2" in said[1]
 
 
 def test_jobs_end_with_the_process_that_started_them(tmp_path: Path) -> None:

@@ -82,10 +82,12 @@ def test_an_optimizer_goes_on_where_it_was(tmp_path: Path) -> None:
     assert torch.equal(weight, other)
 
 
-def test_a_broken_file_says_what_to_remove(tmp_path: Path) -> None:
+def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "optimizer.safetensors").write_bytes(b"123")
-    with pytest.raises(RecastError, match="remove .* to resume from the checkpoint before it"):
+    with pytest.raises(RecastError, match="optimizer.safetensors: not readable"):
         checkpoint.load_tensors(tmp_path / "optimizer.safetensors")
+    with pytest.raises(RecastError, match=r"state.json: the checkpoint is not complete: No such file"):
+        checkpoint.digest(tmp_path)
 
 
 def test_no_epoch_stands_twice_in_the_log(tmp_path: Path) -> None:

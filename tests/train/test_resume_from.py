@@ -100,6 +100,13 @@ def test_what_cannot_be_resumed_from_is_said(tmp_path: Path, parent: Path) -> No
     words = r"is trained up to epoch-00001 of 2 epochs: finish that run, or name the checkpoint .*epoch-00001"
     with pytest.raises(RecastError, match=words):
         stage.train(recipe(f"train.resume_from={half}"), tmp_path)
+    broken = tmp_path / "broken"
+    shutil.copytree(parent, broken)
+    last = all_of(broken / "checkpoints")[-1]
+    (last / "optimizer.safetensors").write_bytes(b"123")
+    words = r"optimizer.safetensors: not readable .*: train.resume_from can name another checkpoint$"
+    with pytest.raises(RecastError, match=words):
+        stage.train(recipe(f"train.resume_from={broken}"), tmp_path)
     with pytest.raises(RecastError, match=r"its rank is 4, but this policy's is 2: train.resume_from can name another"):
         stage.train(recipe(f"train.resume_from={parent}", "train.rank=2"), tmp_path)
 

@@ -51,6 +51,8 @@ def test_a_run_that_goes_on_is_the_same_run(tmp_path: Path) -> None:
     assert first["trackio"] == {"name": f"ocr-{known}", "resume": "allow"}
     assert again["wandb"]["id"] != known
     assert trackers.options(["wandb"], out, 6).keys() == {"wandb"}
+    known = trackers.options(["wandb"], out, 6)["wandb"]["id"]
+    assert trackers.options(["wandb"], out, 6, fresh=True)["wandb"]["id"] != known  # begins at another run's step
 
 
 def test_each_tracker_gets_images_in_its_own_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

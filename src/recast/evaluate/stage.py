@@ -34,8 +34,6 @@ __all__ = ["PART", "check_stale", "complete", "evaluate"]
 PART = 64
 """Images whose scores one file in parts/ holds."""
 _PART_FORMAT = "recast.scores.part"
-_ASKED_AGAIN = ("unifiedreward",)
-"""Rewards whose NaN is an answer that could not be read, and not "does not apply": a later run asks for it again."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,10 @@ def evaluate(recipe: Recipe, out: Path, lora: Path | None, progress: Progress) -
     _draw(recipe, lora, folder, [image for part in mine for image in part], progress)
     _score(recipe, folder, mine, progress)
     processes.wait()
-    return _collect(recipe, folder, parts) if processes.RANK == 0 else None
+    if processes.RANK > 0:
+        return None
+    _versions(folder, recipe)  # the processes of other machines may have had others
+    return _collect(recipe, folder, parts)
 
 
 def _images_of(recipe: Recipe) -> list[_Image]:
@@ -164,7 +165,7 @@ def _versions(folder: Path, recipe: Recipe) -> dict[str, dict[str, str]]:
     for name, options in _reward_options(recipe).items():
         known = [part for part in parts if _known(folder, name, options, part) is not None]
         each = [artifact.mapping(_content(folder, name, part), "versions", folder) for part in known]
-        each += [base.versions(name, options)] if any(_open(folder, name, options, part) for part in parts) else []
+        each += [base.versions(name, options)] if len(known) < len(parts) else []
         remedy = f"remove {_path(folder, name, '*')} to score these images again"
         for other in each[1:]:
             first, second = (versions.flat({name: these}) for these in (each[0], other))
@@ -195,29 +196,18 @@ def _draw(recipe: Recipe, lora: Path | None, folder: Path, planned: Sequence[_Im
 def _score(recipe: Recipe, folder: Path, parts: Sequence[Sequence[_Image]], progress: Progress) -> None:
     """Compute the missing scores reward by reward: one model is in memory, and every part is written at once."""
     options = _reward_options(recipe)
-    todo = [(name, part) for name in options for part in parts if _open(folder, name, options[name], part)]
+    todo = [(name, part) for name in options for part in parts if not _known(folder, name, options[name], part)]
     loaded: tuple[str, base.Reward] | None = None
     for name, part in progress(todo, "scoring", len(todo)):
         if loaded is None or loaded[0] != name:
             loaded = (name, base.load(name, **options[name]))
-        chosen = _open(folder, name, options[name], part)
-        values = np.array(_known(folder, name, options[name], part) or [np.nan] * len(part), dtype=np.float64)
-        some = [part[k] for k in chosen]
-        rows = [image.row for image in some]
+        rows = [image.row for image in part]
         texts = [row["prompt"] for row in rows]
-        values[chosen] = base.score({name: loaded[1]}, _read(folder, some), texts, rows)[0]
+        values = base.score({name: loaded[1]}, _read(folder, part), texts, rows)[0]
         fields = {"reward": name, "options": options[name], "scores": values}
         if present := base.versions(name, options[name]):
             fields["versions"] = present
         artifact.write(_path(folder, name, f"{part[0].index:05d}"), _PART_FORMAT, fields)
-
-
-def _open(folder: Path, name: str, options: Mapping[str, Any], part: Sequence[_Image]) -> list[int]:
-    """Places in a part that a reward has to score: all of a new part; of a known one, those to ask for again."""
-    known = _known(folder, name, options, part)
-    if known is None:
-        return list(range(len(part)))
-    return [k for k, value in enumerate(known) if value is None] if name in _ASKED_AGAIN else []
 
 
 def _path(folder: Path, name: str, first: str) -> Path:

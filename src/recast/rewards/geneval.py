@@ -89,6 +89,11 @@ class GenEval:
         self.pixels.even = True  # a margin of half a pixel is rounded to even by torchvision, which open_clip uses
         self.detector = geneval_detector.load(model, devices.pick(device), offload)
 
+    @staticmethod
+    def versions(model: str | Path = catalog.MASK2FORMER, **_: Any) -> dict[str, str]:
+        """What decides a score besides the options: the name of the detector, and the steps around it."""
+        return {"detector": Path(model).name, "pipeline": "mmdet's"}
+
     def __call__(
         self, images: Images, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:

@@ -78,9 +78,13 @@ def files(name: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
         if not isinstance(value, (str, Path)):
             continue
         path = Path(value).expanduser()
-        if path.is_dir() and "Path" in str(parameter.annotation):
+        try:
+            is_folder, is_file = path.is_dir(), path.is_file()
+        except OSError:  # a text that is too long for a path
+            continue
+        if is_folder and "Path" in str(parameter.annotation):
             yield from ((key, each) for each in sorted(path.iterdir()) if each.suffix in _CHECKPOINTS)
-        elif path.is_file():
+        elif is_file:
             yield key, path
         else:
             yield from ((key, each) for each in _cached(name, str(value)))

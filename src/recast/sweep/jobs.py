@@ -8,7 +8,7 @@ so that a job queue can run it as well.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,11 @@ def warmups_of(recipe: Recipe, out: Path) -> dict[Path, Recipe]:
     found = {}
     for k, source in enumerate(recipe.sweep.warmup, start=1):
         settings = config.load(Path(source).expanduser())
+        later = recipe if k == len(recipe.sweep.warmup) else config.load(Path(recipe.sweep.warmup[k]).expanduser())
+        if later.train.lora is not None:
+            raise RecastError(
+                f"train.lora = {later.train.lora} would replace the adapters of the warmup {source}: set it to null"
+            )
         if settings.world.kind != "images" or settings.weigh.method != "static":
             raise RecastError(
                 f"sweep.warmup = {source}: a warmup needs world.kind = images and weigh.method = static, not "
@@ -142,12 +147,18 @@ def _resuming(folder: Path | None) -> tuple[str, ...]:
     return () if folder is None else (f"train.resume_from={folder}",)
 
 
-def prepare(recipe: Recipe, curves: GainCurves, job: Job) -> str | None:
-    """Write W into the folder of a job and set aside results of other settings; a sentence about it, or None."""
+def prepare(recipe: Recipe, curves: GainCurves, job: Job, unfinished: Collection[Path] = ()) -> str | None:
+    """Write W into the folder of a job and set aside results of other settings; a sentence about it, or None.
+
+    `unfinished` are the folders of the warmups that have yet to be trained; what resumed from one of them before is
+    set aside as well.
+    """
     settings = job.load()
-    if job.is_warmup:
-        return _refresh_warmup(settings, job.folder)
     note = None
+    if job.after in unfinished and (job.folder / "checkpoints").is_dir():
+        note = set_aside(job.folder, StaleError(f"{job.folder} resumed from {job.after} before that was trained on"))
+    if job.is_warmup:
+        return note or _refresh_warmup(settings, job.folder)
     if job.method is not None:
         matrix = weigh(
             curves,
@@ -157,7 +168,7 @@ def prepare(recipe: Recipe, curves: GainCurves, job: Job) -> str | None:
             shrink=recipe.weigh.shrink and job.method != "static",
             seed=recipe.weigh.seed,
         )
-        note = _refresh_training(settings, job.folder, matrix)
+        note = note or _refresh_training(settings, job.folder, matrix)
         matrix.save(job.folder / "weights.json")
     return _refresh_scores(settings, job) or note
 

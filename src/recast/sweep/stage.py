@@ -120,7 +120,14 @@ def prepare(
     recipe.save(out / "recipe.yaml")
     for path, settings in warmups.items():
         settings.save(path)
-    return [note for job in planned if (note := jobs.prepare(recipe, curves, job)) is not None]
+    notes: list[str] = []
+    unfinished: set[Path] = set()
+    for job in planned:  # warmups come before what resumes from them
+        note = jobs.prepare(recipe, curves, job, unfinished)
+        notes += [] if note is None else [note]
+        if job.is_warmup and not jobs.finished(job):
+            unfinished.add(job.folder)
+    return notes
 
 
 def cost_sentence(recipe: Recipe, curves: GainCurves, weights: WeightMatrix, exact: WeightMatrix | None) -> str:

@@ -89,8 +89,11 @@ def last_of(source: str) -> Path:
 def digest(path: Path) -> str:
     """SHA-256 over the files of a checkpoint that `Trainer.start_from` reads."""
     found = hashlib.sha256()
-    for file in sorted([*path.glob("*/*.safetensors"), path / "optimizer.safetensors", path / "state.json"]):
-        found.update(hashlib.sha256(file.read_bytes()).digest())
+    try:
+        for file in sorted([*path.glob("*/*.safetensors"), path / "optimizer.safetensors", path / "state.json"]):
+            found.update(hashlib.sha256(file.read_bytes()).digest())
+    except OSError as error:
+        raise RecastError(f"{error.filename}: the checkpoint is not complete: {error.strerror or error}") from error
     return found.hexdigest()
 
 
@@ -144,9 +147,7 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise RecastError(
-            f"{path}: not readable ({error}): remove {path.parent} to resume from the checkpoint before it"
-        ) from error
+        raise RecastError(f"{path}: not readable ({error})") from error
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

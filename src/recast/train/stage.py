@@ -81,7 +81,7 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
             trainer.start_from(parent, adapters=recipe.train.lora is None)
     start = found[-1].name if found else parent and f"{parent}, after {trainer.position.step} optimizer steps"
     observer.start(trainer.batches.describe() + (f"; resuming from {start}" if start else ""))
-    trackers.start(accelerator, recipe.train.trackers, out, settings, trainer.position.step)
+    trackers.start(accelerator, recipe.train.trackers, out, settings, trainer.position.step, fresh=not found)
     try:
         _loop(recipe, out, trainer, settings, observer)
     except StoppedError as stop:

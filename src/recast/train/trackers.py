@@ -25,12 +25,14 @@ def check(names: Sequence[str]) -> None:
             raise RecastError(f"train.trackers names {name}, which is not installed: pip install {name}")
 
 
-def start(accelerator: Any, names: Sequence[str], out: Path, settings: Mapping[str, Any], step: int) -> None:
-    """Start the trackers of a run that has done `step` optimizer steps; a resumed run is resumed in them too."""
+def start(
+    accelerator: Any, names: Sequence[str], out: Path, settings: Mapping[str, Any], step: int, fresh: bool = False
+) -> None:
+    """Start the trackers of a run at an optimizer step; a run that is not fresh is resumed in them too."""
     if not names:
         return
     plain = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in settings.items()}
-    chosen = options(names, out, step) if accelerator.is_main_process else {}
+    chosen = options(names, out, step, fresh) if accelerator.is_main_process else {}
     try:
         accelerator.init_trackers("recast", plain, init_kwargs=chosen)
     except Exception as error:  # no account, no network, a broken package: each has its own errors
@@ -40,13 +42,13 @@ def start(accelerator: Any, names: Sequence[str], out: Path, settings: Mapping[s
         ) from error
 
 
-def options(names: Sequence[str], out: Path, step: int) -> dict[str, dict[str, Any]]:
+def options(names: Sequence[str], out: Path, step: int, fresh: bool = False) -> dict[str, dict[str, Any]]:
     """Options of each tracker with which a resumed run is the same run in it.
 
-    RUN/logs/id identifies the run in wandb and trackio; a run that starts at step 0 gets a new one.
+    RUN/logs/id identifies the run in wandb and trackio; a fresh run, or one at step 0, gets a new one.
     """
     path = out / "logs" / "id"
-    if step == 0 or not path.is_file():
+    if fresh or step == 0 or not path.is_file():
         artifact.write_text(path, secrets.token_hex(4))
     known, name = path.read_text(encoding="utf-8"), out.resolve().name
     every: dict[str, dict[str, Any]] = {

@@ -1,6 +1,5 @@
 """How long an endpoint waits, and what stops it, beyond what the tests of its users show."""
 
-import email.utils
 import time
 
 import pytest
@@ -12,7 +11,7 @@ from server import serve
 @pytest.mark.parametrize(
     ("header", "least", "most"),
     [
-        (email.utils.formatdate(time.time() + 10000, usegmt=True), 3600, 3600),
+        ("Fri, 01 Jan 2100 00:00:00 GMT", 3600, 3600),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 1, 2),
         ("soon", 1, 2),
         ("1e9", 3600, 3600),

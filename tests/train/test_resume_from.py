@@ -2,12 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from test_trainer import make, recipe, uneven, weights_of
+from test_trainer import make, one_thread, recipe, uneven, weights_of  # noqa: F401 - an autouse fixture
 
 from recast.errors import RecastError
 from recast.train import advantage, checkpoint, groups, stage
@@ -16,14 +15,6 @@ from recast.train.decay import old_decay
 from recast.train.trainer import Trainer
 
 ADAPTER = "lora/pytorch_lora_weights.safetensors"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

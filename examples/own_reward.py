@@ -71,9 +71,9 @@ def main(out: Path, prompt_count: int, steps: int, samples: int, noisings: int) 
     W = recast.weigh(curves, recipe.budget)
     W.save(out / "weights.json")
     print("\nstep t (1 is the cleanest)", "".join(f"{t:8}" for t in range(1, W.steps + 1)))
-    for name, gains, row in zip(W.rewards, curves.gains, W.matrix, strict=True):
+    for name, gains, row in zip(W.rewards, curves.gains, W.factors, strict=True):
         print(f"gain of {name:18}", "".join(f"{value:8.3f}" for value in gains))
-        print(f"T·W  of {name:18}", "".join(f"{W.steps * value:8.3f}" for value in row))
+        print(f"T·W  of {name:18}", "".join(f"{value:8.3f}" for value in row))
     print(f"wrote gains.json and weights.json in {out}")
     return W
 

@@ -63,6 +63,18 @@ def test_recipes_are_frozen(recipe: Path) -> None:
         ("weigh.tau=.inf", "finite number"),
         ("weigh.budget.fine=-1", "weigh.budget = .*non-negative"),
         ("world.seed=-1", "greater than or equal to 0"),
+        (
+            "weigh.columns=effects",
+            "weigh.columns = 'effects': must be uniform, effect or a list of one number per step",
+        ),
+        ("weigh.columns=[]", r"weigh.columns = \[\]: must be uniform"),
+        ("weigh.columns=[1, -1]", r"weigh.columns = \[1, -1\]: the list must be non-negative"),
+        ("weigh.columns=[1, .nan]", "the list must be non-negative, finite"),
+        ("weigh.columns=[0, 0]", "not all zero"),
+        ("weigh.columns=[1, a]", "a list must have one number per step"),
+        ("weigh.columns=[[1], [2]]", "a list must have one number per step"),
+        ("weigh.columns=effect", "weigh.columns = effect belongs to world.kind = images"),
+        ("weigh.method=static-reversed", "weigh.method = 'static-reversed'"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(recipe: Path, override: str, words: str) -> None:
@@ -190,3 +202,11 @@ def test_every_setting_is_described_in_a_sentence() -> None:
         assert text, name
         assert text[0].isupper() or text[0] == "`", name
         assert text.endswith("."), name
+
+
+def test_masses_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    for columns in ("uniform", "effect", [1.0, 2.5, 3.0]):
+        recipe = config.Recipe.model_validate({"weigh": {"columns": columns, "method": "matched-reversed"}})
+        assert config.load(recipe.save(tmp_path / "recipe.yaml")) == recipe
+        assert config.load(tmp_path / "recipe.yaml").weigh.columns == columns
+        assert ("columns" in recipe.weigh.used()) == (columns != "uniform")

@@ -195,6 +195,7 @@ def test_the_identity_of_training(change: dict[str, Any], matters: bool) -> None
         ({"train.schedule": "cosine"}, {"train.epochs": 7}),
         ({"train.reweigh_every": 5}, {"estimate.alpha": 4.0}),
         ({"train.reweigh_every": 5}, {"weigh.tau": 2.0}),
+        ({"train.reweigh_every": 5}, {"weigh.columns": [1.0, 2.0]}),
         ({"train.reweigh_every": 5}, {"prompts.count": 9}),
         ({"train.reweigh_every": 5}, {"propose.seed": 1}),
     ],
@@ -302,8 +303,10 @@ def test_the_hash_of_weights_sees_the_matrix_its_rewards_and_its_grid() -> None:
         WeightMatrix(W.rewards, SIGMAS, changed, [0.5, 0.5]),
         WeightMatrix(("ocr", "detail"), SIGMAS, W.matrix, [0.5, 0.5]),
         WeightMatrix(W.rewards, [0.0, 0.25, 1.0], W.matrix, [0.5, 0.5]),
+        WeightMatrix(W.rewards, SIGMAS, W.matrix, [0.5, 0.5], nu=[1, 2]),
     ):
         assert identity.weights_hash(other) != found
+    assert identity.weights_hash(WeightMatrix(W.rewards, SIGMAS, W.matrix, [0.5, 0.5], nu=[3, 3])) == found
 
 
 def test_every_seed_prompt_number_and_purpose_has_its_own_seed() -> None:

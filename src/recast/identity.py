@@ -93,7 +93,7 @@ def training(recipe: Recipe, weights: WeightMatrix, rows: Sequence[Row]) -> dict
     if recipe.train.lora is not None:
         facts["train"]["lora"] = adapter_hash(recipe.train.lora)
     if recipe.train.reweigh_every:
-        facts |= {"estimate": recipe.estimate.used(), "weigh": recipe.weigh.model_dump()}
+        facts |= {"estimate": recipe.estimate.used(), "weigh": recipe.weigh.used()}
         facts |= {"prompts": recipe.prompts.model_dump(), "proposals": proposals(recipe)}
     known = {name: options for name, options in rewards.items() if name in recipe.rewards}  # W may have others
     return flatten(facts) | versions.flat(versions.of(known))
@@ -167,8 +167,9 @@ def adapter_hash(folder: str | Path) -> str:
 
 
 def weights_hash(weights: WeightMatrix) -> str:
-    """SHA-256 of W, its rewards and its grid."""
+    """SHA-256 of W, its rewards, its grid and, if it is not uniform, ν."""
     content = [weights.rewards, weights.sigmas.tolist(), weights.matrix.tolist()]
+    content += [] if weights.uniform else [weights.nu.tolist()]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

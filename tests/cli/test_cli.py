@@ -13,6 +13,8 @@ from typer.testing import CliRunner, Result
 import recast
 from recast.cli import app
 from recast.core import schedule
+from recast.core.effects import Effects
+from recast.weigh import METHODS
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["world.dimension=4", "world.prompts=3", "estimate.steps=6", "estimate.samples=2", "estimate.noisings=2"]
@@ -79,10 +81,48 @@ def test_weigh_defaults_to_an_even_budget_and_writes_the_same_bytes(gains: Path,
     np.testing.assert_allclose(recast.WeightMatrix.load(tmp_path / "a.json").budget, 1 / 3)
 
 
-@pytest.mark.parametrize("method", ["static", "row", "hard", "shared", "reversed", "shuffled"])
+@pytest.mark.parametrize("method", METHODS)
 def test_weigh_offers_every_method(gains: Path, method: str) -> None:
     assert call("weigh", gains, "--method", method).exit_code == 0
     assert recast.WeightMatrix.load(gains.parent / "weights.json").method == method
+
+
+def test_weigh_shows_the_budget_that_matched_shares_realize(gains: Path) -> None:
+    result = call("weigh", gains, "--method", "matched", "--budget", "clipscore=1,ocr=2,new=1")
+    W = recast.WeightMatrix.load(gains.parent / "weights.json")
+    rows = {line.split("│")[1].strip(): line for line in result.output.splitlines() if "│" in line}
+    for name, share, realized in zip(W.rewards, W.budget, W.realized(), strict=True):
+        assert [cell.strip() for cell in rows[name].split("│")[2:4]] == [f"{share:.4g}", f"{realized:.4g}"]
+    assert "realized" in result.output
+    assert "new has no gain curve; it counts as equally informative at every step" in result.output.replace("\n", " ")
+    assert "realized" not in call("weigh", gains).output
+
+
+def test_weigh_takes_the_masses_of_the_steps(gains: Path, tmp_path: Path) -> None:
+    curves = recast.GainCurves.load(gains)
+    numbers = list(range(1, curves.steps + 1))
+    result = call("weigh", gains, "--columns", ",".join(map(str, numbers)))
+    assert result.exit_code == 0, result.output
+    W = recast.WeightMatrix.load(gains.parent / "weights.json")
+    np.testing.assert_array_equal(W.matrix, recast.weigh(curves, [1, 1, 1], columns=numbers).matrix)
+    np.testing.assert_allclose(W.matrix.sum(0), np.array(numbers) / sum(numbers), atol=1e-9)
+    assert "steps by ν" in result.output
+    g = np.random.default_rng(0).normal(1.0, 0.5, (6, 3 * curves.steps, 20))
+    products = np.einsum("qap,rbp->qrab", g, g)
+    measured = Effects.measured(curves.rewards, curves.sigmas, products, 4, batch=32, levels=curves.steps)
+    path = measured.save(tmp_path / "effects.json")
+    result = call("weigh", gains, "--columns", path)
+    W = recast.WeightMatrix.load(gains.parent / "weights.json")
+    np.testing.assert_allclose(W.nu, measured.effect)
+    assert W.info["columns"] == "effect"
+    assert "steps by their effect" in result.output
+    short = Effects.measured(curves.rewards, [0, 0.5, 1], products[:, :, :6, :6], 4, batch=32, levels=2)
+    assert "another grid (T = 2)" in fails("weigh", gains, "--columns", short.save(tmp_path / "short.json"))
+    assert "cannot be read" in fails("weigh", gains, "--columns", tmp_path / "none.json")
+    assert "must be uniform, the path of an effects.json" in fails("weigh", gains, "--columns", "effect")
+    assert "columns has 2 numbers" in fails("weigh", gains, "--columns", "1,2")
+    assert "non-negative" in fails("weigh", gains, "--columns", ",".join(["-1"] * curves.steps))
+    assert "finite" in fails("weigh", gains, "--columns", ",".join(["nan"] * curves.steps))
 
 
 def test_weigh_takes_a_temperature(gains: Path) -> None:

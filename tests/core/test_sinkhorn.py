@@ -250,3 +250,56 @@ def test_more_iterations_never_give_a_worse_coupling() -> None:
 
 def test_huge_budgets_do_not_overflow() -> None:
     np.testing.assert_allclose(sinkhorn.simplex([1e308, 1e308, 0], 3, "budget"), [0.5, 0.5, 0])
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_masses_are_the_base_measure_of_every_alternative(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    gains, lam, nu = rng.gamma(2.0, size=(3, 7)), rng.dirichlet(np.ones(3)), rng.dirichlet(np.ones(7))
+    nu[rng.integers(7)] = 0.0
+    share, kernel = nu / nu.sum(), np.exp(renyi.normalized(gains))
+    np.testing.assert_allclose(sinkhorn.static(lam, 7, nu), np.outer(lam, share), rtol=1e-12)
+    each = lam[:, None] * share * kernel / (kernel @ share)[:, None]
+    np.testing.assert_allclose(sinkhorn.row(gains, lam, nu), each, rtol=1e-9)
+    np.testing.assert_allclose(
+        sinkhorn.shared(gains[0], lam, 5 * nu), np.outer(lam, share * gains[0] / (share @ gains[0])), rtol=1e-9
+    )
+    for made in (sinkhorn.row(gains, lam, nu), sinkhorn.shared(gains[0], lam, nu), sinkhorn.hard(gains, lam, nu)):
+        np.testing.assert_allclose(made.sum(1), lam, atol=1e-9)
+        assert (made[:, nu == 0] == 0).all()
+    np.testing.assert_allclose(sinkhorn.hard(gains, lam, nu).sum(0), share, atol=1e-9)
+    ones = np.ones(7)
+    np.testing.assert_allclose(sinkhorn.row(gains, lam, ones), sinkhorn.row(gains, lam), rtol=1e-12)
+    np.testing.assert_allclose(sinkhorn.shared(gains[0], lam, ones), sinkhorn.shared(gains[0], lam), rtol=1e-12)
+    np.testing.assert_allclose(sinkhorn.static(lam, 7, ones), sinkhorn.static(lam, 7), rtol=1e-12)
+
+
+def test_with_fixed_columns_the_projection_does_not_depend_on_the_base_measure() -> None:
+    """KL to ν_t·K and KL to K differ by a constant on U(λ, ν): POT's plan of the scaled kernel is ours."""
+    rng = np.random.default_rng(7)
+    gains, lam, nu = rng.gamma(2.0, size=(3, 8)), rng.dirichlet(np.ones(3)), rng.dirichlet(np.ones(8))
+    cost = -(renyi.normalized(gains) + np.log(nu))
+    plan = ot.bregman.sinkhorn_log(lam, nu, cost, 1.0, stopThr=1e-12, numItermax=100_000)
+    np.testing.assert_allclose(sinkhorn.project(gains, lam, nu, tol=1e-12).weights, plan, atol=1e-9)
+
+
+def test_a_schedule_without_mass_is_named() -> None:
+    with pytest.raises(RecastError, match="curve times columns must be non-negative, finite and not all zero"):
+        sinkhorn.shared([0.0, 1.0], [1, 1], [1.0, 0.0])
+
+
+@pytest.mark.parametrize("small", [1e-6, 1e-10, 1e-15])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_very_small_mass_is_shared_out_too(small: float, seed: int) -> None:
+    """Its column is that of the same problem with a mass which the linear program can see."""
+    rng = np.random.default_rng(seed)
+    gains, nu = rng.gamma(0.5, size=(4, 10)), rng.gamma(1.0, size=10)
+    nu[0] = small * nu.sum()
+    made = sinkhorn.hard(gains, [1, 2, 1, 0], nu)
+    np.testing.assert_allclose(made.sum(0)[0], nu[0] / nu.sum(), rtol=1e-6)
+    np.testing.assert_allclose(made.sum(1), [0.25, 0.5, 0.25, 0], atol=1e-8)
+    seen = nu.copy()
+    seen[0] = 1e-5 * nu.sum()
+    np.testing.assert_array_equal(made[:, 0] > 0, sinkhorn.hard(gains, [1, 2, 1, 0], seen)[:, 0] > 0)
+    soft = sinkhorn.project(gains, [1, 2, 1, 0], nu).weights
+    np.testing.assert_allclose(soft.sum(0)[0], nu[0] / nu.sum(), rtol=1e-6)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recast.core import schedule, sinkhorn
+from recast.core import artifact, schedule, sinkhorn
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
 
@@ -139,6 +139,89 @@ def test_the_file_keeps_every_bit(tmp_path: Path) -> None:
     assert (again.rewards, again.method, dict(again.info)) == (W.rewards, W.method, dict(W.info))
 
 
+def test_with_masses_a_step_is_mixed_by_w_over_nu() -> None:
+    """Two rewards, two steps, by hand: ν = (1/4, 3/4)."""
+    W = WeightMatrix(("a", "b"), [0, 0.5, 1], [[0.2, 0.3], [0.05, 0.45]], [0.5, 0.5], nu=[2, 6])
+    np.testing.assert_allclose(W.nu, [0.25, 0.75])
+    np.testing.assert_allclose(W.factors, [[0.8, 0.4], [0.2, 0.6]])
+    np.testing.assert_allclose(W.mix([[1.0, 3.0]]), [[1.4, 2.2]])
+    np.testing.assert_allclose(W.terms([[1.0, 3.0]]), [[[0.8, 0.4], [0.6, 1.8]]])
+    np.testing.assert_allclose(W.mix([[1.0, 3.0]], sigmas=[[1.0, 0.5, 1.0]]), [[2.2, 1.4, 2.2]])
+    np.testing.assert_allclose(W.mix([[np.nan, 3.0]]), [[3.0, 3.0]])
+    np.testing.assert_allclose(W.realized(), [0.5, 0.5])
+    np.testing.assert_allclose(W.realized([1, 0]), [0.8, 0.2])
+    assert W.mix(torch.tensor([[1.0, 3.0]])).numpy() == pytest.approx(np.array([[1.4, 2.2]]))
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1))
+def test_columns_that_sum_to_their_masses_mix_to_means(seed: int, missing: float) -> None:
+    rng = np.random.default_rng(seed)
+    nu = rng.dirichlet(np.ones(10))
+    nu[rng.integers(10)] = 0.0
+    W = WeightMatrix(
+        ("clip", "hps", "ocr"), GRID, sinkhorn.project(GAINS, [1, 1, 2], nu).weights, [0.25, 0.25, 0.5], nu=nu
+    )
+    np.testing.assert_allclose(W.factors.sum(0), 1, atol=1e-6)
+    np.testing.assert_array_equal(W.factors[:, nu == 0], np.repeat(W.budget[:, None], (nu == 0).sum(), 1))
+    rewards = np.full((6, 3), 0.7)
+    rewards[rng.random((6, 3)) < missing] = np.nan
+    mixed = W.mix(rewards)
+    none = np.isnan(rewards).all(1)
+    np.testing.assert_allclose(mixed[~none], 0.7, atol=1e-6)
+    assert np.isnan(mixed[none]).all()
+    np.testing.assert_allclose(W.terms(rewards).sum(1)[~none], mixed[~none], atol=1e-12)
+
+
+def test_uniform_masses_on_any_scale_are_none_to_the_last_bit(tmp_path: Path) -> None:
+    W, rewards = matrix(), np.random.default_rng(1).normal(size=(5, 3))
+    same = WeightMatrix(W.rewards, GRID, W.matrix, W.budget, nu=np.full(10, 0.3))
+    assert W.uniform
+    assert same.uniform
+    np.testing.assert_array_equal(W.factors, W.matrix * 10)
+    np.testing.assert_array_equal(same.mix(rewards), rewards @ (W.matrix * 10))
+    np.testing.assert_array_equal(same.terms(rewards), W.terms(rewards))
+    assert same.save(tmp_path / "a.json").read_bytes() == W.save(tmp_path / "b.json").read_bytes()
+    assert '"version": 1' in (tmp_path / "a.json").read_text()
+    assert '"nu"' not in (tmp_path / "a.json").read_text()
+
+
+def test_the_scale_of_the_masses_does_not_matter() -> None:
+    nu = np.random.default_rng(2).gamma(1.0, size=10)
+    made = sinkhorn.project(GAINS, [1, 1, 2], nu).weights
+    one, other = (WeightMatrix(matrix().rewards, GRID, made, made.sum(1), nu=scale * nu) for scale in (1e-6, 1e6))
+    np.testing.assert_allclose(one.factors, other.factors, rtol=1e-14)
+
+
+def test_a_file_with_masses_keeps_every_bit_and_is_refused_by_an_older_release(tmp_path: Path) -> None:
+    nu = np.random.default_rng(2).gamma(1.0, size=10)
+    made = sinkhorn.project(GAINS, [1, 1, 2], nu).weights
+    W = WeightMatrix(matrix().rewards, GRID, made, [0.25, 0.25, 0.5], nu=nu)
+    path = W.save(tmp_path / "weights.json")
+    again = WeightMatrix.load(path)
+    np.testing.assert_array_equal(again.nu, W.nu)
+    np.testing.assert_array_equal(again.factors, W.factors)
+    assert again.save(tmp_path / "again.json").read_bytes() == path.read_bytes()
+    with pytest.raises(RecastError, match="version 2 of recast.weights is not the version 1 this package reads"):
+        artifact.read(path, "recast.weights")
+    path.write_text(path.read_text().replace('"version": 2', '"version": 3'))
+    with pytest.raises(RecastError, match="version 3 of recast.weights is not the version 1 to 2"):
+        WeightMatrix.load(path)
+    path.write_text(path.read_text().replace('"version": 3', '"version": 2').replace('"nu"', '"mu"'))
+    with pytest.raises(RecastError, match="the field 'nu' is missing"):
+        WeightMatrix.load(path)
+
+
+def test_matched_has_columns_instead_of_rows() -> None:
+    made = [[0.4, 0.1], [0.1, 0.4]]
+    W = WeightMatrix(("a", "b"), [0, 0.5, 1], made, [0.25, 0.75], "matched-reversed")
+    np.testing.assert_allclose(W.realized(), [0.5, 0.5])
+    for method in ("sinkhorn", "row", "reversed"):
+        with pytest.raises(RecastError, match="rows of W must sum to the budget, but one is off by 0.25"):
+            WeightMatrix(("a", "b"), [0, 0.5, 1], made, [0.25, 0.75], method)
+    with pytest.raises(RecastError, match="columns of W by method 'matched' must sum to nu, but one is off by 0.25"):
+        WeightMatrix(("a", "b"), [0, 0.5, 1], made, [0.5, 0.5], "matched", nu=[1, 3])
+
+
 def test_bad_input_is_named(tmp_path: Path) -> None:
     W = matrix()
     for call, words in (
@@ -149,6 +232,14 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         (lambda: matrix(-W.matrix), "non-negative"),
         (lambda: WeightMatrix(("a",), GRID, W.matrix[:1], [W.budget[0] + 1e-5]), "sum to the budget"),
         (lambda: WeightMatrix(("a",), GRID, W.matrix, W.budget), r"\(1, 10\)"),
+        (lambda: WeightMatrix(("a",), [0, 0.5, 1], [[0.5, 0.5]], [1], nu=[1, 2, 3]), "nu must have 2 numbers"),
+        (lambda: WeightMatrix(("a",), [0, 0.5, 1], [[0.5, 0.5]], [1], nu=[1, -2]), "nu must be non-negative"),
+        (lambda: WeightMatrix(("a",), [0, 0.5, 1], [[0.5, 0.5]], [1], nu=[1, np.nan]), "nu must be .*finite"),
+        (
+            lambda: WeightMatrix(("a",), [0, 0.5, 1], [[0.5, 0.5]], [1], nu=[1, 0]),
+            "W must be 0 at the steps where nu is 0",
+        ),
+        (lambda: W.realized([1, 2]), "effect must have 10 numbers"),
     ):
         with pytest.raises(RecastError, match=words):
             call()

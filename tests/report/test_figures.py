@@ -8,7 +8,7 @@ import recast
 from recast.core import schedule
 from recast.core.comparison import overlay
 from recast.core.curves import GainCurves
-from recast.report import figures
+from recast.report import figures, sections
 from recast.report.compare import Run
 
 
@@ -67,6 +67,28 @@ def test_the_overlay_dashes_what_was_resampled_and_shows_shares_of_the_steps() -
     (legend,) = figure.legends
     said = [text.get_text() for text in legend.get_texts()]
     assert said == ["a (T = 4)", "b (T = 4)", "ocr (from T = 8)", "new (no curve)"]
+
+
+@pytest.mark.parametrize("method", ["sinkhorn", "matched", "row"])
+def test_with_masses_the_factors_are_drawn_around_lambda(method: str) -> None:
+    D = np.random.default_rng(0).gamma(1.0, size=(5, 2, 5)).cumsum(-1)[..., ::-1]
+    curves = GainCurves(("a", "b"), schedule.from_shift(4), D.mean(0), D_prompts=D)
+    weights = recast.weigh(curves, [1, 3], method, columns=[1, 2, 3, 0])
+    axes = figures.gain_figure(curves, weights).axes[2]
+    assert axes.get_title() == f"W/ν ({method}); dashed: static"
+    lines = {line.get_label(): line for line in axes.lines}
+    for name, row in zip("ab", weights.factors, strict=True):
+        np.testing.assert_array_equal(lines[name].get_ydata(), row)
+    assert [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"] == [0.25, 0.75]  # type: ignore[index]
+    assert len(axes.collections) == (0 if method == "row" else 2)
+
+
+def test_methods_come_in_the_order_of_the_tables_under_their_names() -> None:
+    order = sorted(["matched-reversed", "shuffled", "shared", "row", "base", "matched", "sinkhorn", "static", "hard"])
+    names = [sections.shown(method) for method in sorted(order, key=sections.rank)]
+    expected = ["base", "static", "ReCAST", "no-Sink", "matched", "hard", "shared", "shuffled", "reversed (matched)"]
+    assert names == expected
+    assert sections.shown("row-shuffled") == "shuffled (no-Sink)"
 
 
 def test_the_differences_figure_has_a_dot_a_matched_pair_at_its_height() -> None:

@@ -12,11 +12,12 @@ import pytest
 from browser import RIGHT, Browser
 from PIL import Image
 
-from recast import GainCurves
+from recast import GainCurves, weigh
 from recast.core import schedule, sinkhorn
 from recast.evaluate import Scores
 from recast.report import page
 from recast.report.render import Cell, Table
+from recast.weigh import METHODS
 
 STEPS, REWARDS = 10, ("clip", "ocr", "flat", "</script><!--<script><b>")
 needs_chromium = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
@@ -121,6 +122,49 @@ def test_the_browsers_solver_on_other_curves(view: Browser, seed: int) -> None:
     solved = view.run("return window.project(arguments[0], arguments[1])", kernel.tolist(), budget.tolist())
     np.testing.assert_allclose(solved["weights"], python_weights(budget.tolist(), gains), atol=1e-9)
     assert solved["error"] <= 1e-13
+
+
+@needs_chromium
+@pytest.mark.parametrize("columns", [None, [3, 1, 4, 1, 5, 9, 2, 6, 5, 0]])
+def test_every_method_of_the_page_is_pythons(view: Browser, columns: list[float] | None) -> None:
+    """W, the factors and the budget realized, with the data of a page whose run has these masses and a temperature."""
+    shares = dict(zip(REWARDS, (1.0, 2.0, 1.0, 0.5), strict=True))
+    run = weigh(curves(), shares, columns=columns, tau=0.5)
+    text = page.page("", [], [], curves(), shares, [], [], weights=run)
+    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL)[1])["curves"]  # type: ignore[index]
+    assert [method["name"] for method in data["methods"]][:4] == ["static", "sinkhorn", "row", "matched"]
+    assert {method["name"] for method in data["methods"]} == {name for name in METHODS if "hard" not in name}
+    for method in data["methods"]:
+        tau = 0.5 if method["base"] == "sinkhorn" else 1.0
+        for budget in ([1, 2, 1, 0.5], [0, 1, 3, 0]):
+            expected = weigh(
+                curves(), dict(zip(REWARDS, budget, strict=True)), method["name"], tau=tau, columns=columns
+            )
+            found = view.run("return window.weigh(...arguments)", data, method, budget)
+            np.testing.assert_allclose(found["weights"], expected.matrix, atol=2e-9, err_msg=method["name"])
+            np.testing.assert_allclose(found["factors"], expected.factors, atol=1e-6)
+            np.testing.assert_allclose(found["realized"], expected.realized(), atol=1e-7)
+
+
+@needs_chromium
+def test_a_chosen_method_is_shown_with_the_budget_it_realizes(view: Browser) -> None:
+    choose = """const box = document.getElementById("method");
+        box.value = [...box.options].findIndex(option => option.textContent === arguments[0]);
+        box.dispatchEvent(new Event("change"));
+        return [[...document.querySelectorAll("#sliders output")].map(each => each.textContent),
+            document.getElementById("marginals").textContent];"""
+    W = weigh(curves(), dict(zip(REWARDS, (1.0, 2.0, 1.0, 0.5), strict=True)), "matched-reversed")
+    numbers, said = view.run(choose, "reversed (matched)")
+    assert said == "Columns sum to 1/T; the rows sum to the budget realized."
+    shown = [f"{100 * a:.0f} %, realized {100 * b:.0f} %" for a, b in zip(W.budget, W.realized(), strict=True)]
+    assert numbers == shown
+    cells = view.run('return [...document.querySelectorAll("#heatmap td")].map(cell => cell.textContent)')
+    np.testing.assert_allclose(np.array(cells, float), W.factors.ravel(), atol=0.00501)
+    assert view.run(choose, "no-Sink")[1] == "Rows sum to λ; columns are free."
+    assert view.run(choose, "static")[1] == "Rows sum to λ and columns to 1/T."
+    numbers, said = view.run(choose, "ReCAST")
+    assert said.startswith("Rows sum to λ and columns to 1/T within ")
+    assert numbers[1] == "44 %"
 
 
 @needs_chromium

@@ -14,13 +14,16 @@ import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
+import recast
 from recast import GainCurves, WeightMatrix, config, evaluate
 from recast.cli import app
 from recast.core import schedule
+from recast.core.effects import Effects
 from recast.errors import RecastError
 from recast.report import figures
 from recast.sweep import jobs as planning
 from recast.sweep import stage, workers
+from recast.train import stage as training
 
 RECIPE = """
 world: {kind: images}
@@ -140,6 +143,42 @@ def test_commands_for_a_queue(recipe: Path, tmp_path: Path, monkeypatch: pytest.
     assert "'weigh.budget={detail: 1, background: 2}' train.seed=7" in lines[4]
     W = WeightMatrix.load(tmp_path / "s w/b1-2/sinkhorn-s7/weights.json")
     np.testing.assert_allclose(W.budget, [1 / 3, 2 / 3])
+
+
+def effects(sigmas: Any, scale: float = 3.0) -> Effects:
+    """Effects of random gradients that grow with the level by a factor of `scale`."""
+    size = np.tile(np.linspace(1, scale, 4), 2)
+    g = np.random.default_rng(0).normal(1.0, 0.5, (6, 8, 20)) * size[:, None]
+    products = np.einsum("qap,rbp->qrab", g, g)
+    return Effects.measured(("detail", "background"), sigmas, products, 4, batch=8, levels=4)
+
+
+def test_jobs_take_the_masses_of_their_steps_from_the_recipe(recipe: Path, tmp_path: Path) -> None:
+    found = curves()
+
+    def prepared(*changes: str, measured: Effects | None = None) -> dict[str, WeightMatrix]:
+        settings = config.load(recipe, changes)
+        settings.save(tmp_path / "recipe.yaml")
+        methods: list[Any] = ["static", "sinkhorn", "row", "matched", "matched-reversed", "hard-shuffled"]
+        jobs = planning.jobs_of(settings, tmp_path, methods, [0], [{"detail": 1.0, "background": 2.0}])
+        stage.prepare(settings, tmp_path, found, jobs, {}, measured)
+        made = {job.method: WeightMatrix.load(job.folder / "weights.json") for job in jobs if job.method}
+        for job in jobs[1:]:
+            training.check_weights(job.load(), made[job.method], job.folder / "weights.json")  # type: ignore[index]
+        return made  # type: ignore[return-value]
+
+    assert all(W.uniform for W in prepared().values())
+    for method, W in prepared("weigh.columns=[1, 2, 3, 4]", "weigh.tau=0.5").items():
+        np.testing.assert_allclose(W.nu, [0.1, 0.2, 0.3, 0.4])
+        tau = 0.5 if method == "sinkhorn" else 1.0
+        expected = recast.weigh(found, {"detail": 1, "background": 2}, method, tau=tau, columns=[1, 2, 3, 4])
+        np.testing.assert_array_equal(W.matrix, expected.matrix)
+    for scale in (3.0, 9.0):
+        measured = effects(found.sigmas, scale)
+        for W in prepared("weigh.columns=effect", measured=measured).values():
+            np.testing.assert_allclose(W.nu, measured.effect)
+    with pytest.raises(RecastError, match="weigh.columns = effect needs the effects"):
+        prepared("weigh.columns=effect")
 
 
 class Command(planning.Job):
@@ -342,6 +381,58 @@ def test_run_goes_from_the_recipe_to_the_page(recipe: Path, tmp_path: Path, monk
     assert (out / "shards.stale-1").is_dir()
     assert "sinkhorn-s0" in ran  # another W
     assert "static-s0" not in ran  # the same W
+
+
+def test_run_measures_effects_once_and_trains_by_them(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def here(jobs: Any, workers: int, watch: Any) -> None:
+        for job in jobs:
+            ran.append(job.folder.name)
+            planning.run_here(job)
+
+    def measure(settings: config.Recipe, out: Path, on_progress: Any) -> Effects:
+        asked.append(out)
+        return effects(found.sigmas, scale[0])
+
+    ran: list[str] = []
+    asked: list[Path] = []
+    scale, found, out = [3.0], grid_of_the_policy(), tmp_path / "out"
+    found.save(out / "gains.json")
+    monkeypatch.setattr(workers, "run_jobs", here)
+    monkeypatch.setattr("recast.sweep.stage.curves_of", lambda *_: (found, None))
+    monkeypatch.setattr("recast.sweep.stage.cost_sentence", lambda *_: "")
+    monkeypatch.setattr("recast.train.gradients.effects", measure)
+    monkeypatch.setattr(figures, "differences_figure", lambda *_: Figure(figsize=(1, 1)))
+
+    def call(verb: str, *changes: str) -> str:
+        words = [verb, recipe, f"{verb}.methods=[matched, matched-reversed]", *changes, "--out", out]
+        result = CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "150"})
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    first = call("run", "weigh.columns=effect", "weigh.method=matched")
+    assert "W by matched, T = 4, steps by their effect" in first
+    assert "reversed (matched)" in first
+    assert ran == ["matched-s0", "matched-reversed-s0", "base"]
+    assert asked == [out]
+    measured = effects(found.sigmas)
+    for place in ("", "matched-s0", "matched-reversed-s0"):
+        np.testing.assert_allclose(WeightMatrix.load(out / place / "weights.json").nu, measured.effect)
+    data = (out / "report/index.html").read_text()
+    assert json.dumps(measured.effect.tolist()) in data
+    ran.clear()
+    call("run", "weigh.columns=effect", "weigh.method=matched")
+    assert ran == []
+    scale[0] = 9.0
+    again = call("run", "weigh.columns=effect", "weigh.method=matched")
+    assert "was trained with another W; it was renamed to matched-s0.stale-1" in again.replace("\n", " ")
+    assert ran[:2] == ["matched-s0", "matched-reversed-s0"]
+    asked.clear()
+    monkeypatch.setattr("recast.train.gradients.effects", None)  # not called for other columns
+    lines = call("sweep", "weigh.columns=[1, 2, 3, 4]", "sweep.seeds=[0]", "--print").splitlines()
+    assert len(lines) == 7
+    np.testing.assert_allclose(WeightMatrix.load(out / "b1-2/matched-s0/weights.json").nu, [0.1, 0.2, 0.3, 0.4])
 
 
 def test_a_run_killed_at_any_file_ends_with_the_same_files(recipe: Path, tmp_path: Path) -> None:

@@ -162,3 +162,15 @@ def test_unknown_names_are_refused() -> None:
         advantage.advantages(values, members, UNEVEN, "steps")  # type: ignore[arg-type]
     with pytest.raises(RecastError, match="unknown spread 'all'"):
         advantage.advantages(values, members, UNEVEN, "step", "all")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_masses_change_what_a_weight_is_worth_and_not_the_scale_of_a_step(mode: advantage.Mode) -> None:
+    """A W with masses and a W without them that has the same factors give the same advantages, NaN included."""
+    values, members = sample()
+    values[members == 2, 1] = torch.nan
+    nu = np.array([0.5, 0.3, 0.2])
+    factors = UNEVEN.factors
+    heavy = WeightMatrix(UNEVEN.rewards, SIGMAS, factors * nu, (factors * nu).sum(1), nu=nu)
+    found = advantage.advantages(values, members, heavy, mode)
+    np.testing.assert_allclose(found, advantage.advantages(values, members, UNEVEN, mode), atol=1e-12)

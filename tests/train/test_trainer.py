@@ -18,12 +18,15 @@ import torch
 from accelerate.state import AcceleratorState
 
 from recast import GainCurves, WeightMatrix, config, identity, prompts, weigh
-from recast.errors import RecastError
+from recast.core import sinkhorn
+from recast.core.effects import Effects
+from recast.errors import RecastError, StaleError
 from recast.flow import sd3
 from recast.propose import stage as propose
 from recast.train import advantage, groups, nft, pairs, reweigh, stage, trainer
 from recast.train.checkpoint import Position, all_of
 from recast.train.trainer import StoppedError, Trainer
+from recast.weigh import weigh_recipe
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -300,7 +303,11 @@ def test_curves_are_measured_again_at_the_policy_as_it_is(tmp_path: Path, monkey
     more = ["prompts.count=2", "estimate.samples=2", "estimate.noisings=1", f"estimate.steps={STEPS}", "train.epochs=4"]
     settings = recipe(*more, "train.reweigh_every=2", "train.learning_rate=0.01")
     propose.propose(settings, out, lambda items, *_: items)
-    start = uneven()
+    masses = [1.0, 2.0, 3.0, 4.0]
+    more.append(f"weigh.columns={masses}")
+    settings = recipe(*more, "train.reweigh_every=2", "train.learning_rate=0.01")
+    table = sinkhorn.project(uneven().matrix, [1, 1], masses).weights
+    start = WeightMatrix(uneven().rewards, uneven().sigmas, table, [0.5, 0.5], nu=masses)
     start.save(out / "weights.json")
     active = []
     sampled = reweigh.sample_prompt
@@ -319,9 +326,10 @@ def test_curves_are_measured_again_at_the_policy_as_it_is(tmp_path: Path, monkey
     kept = WeightMatrix.load(all_of(out / "checkpoints")[-1] / "weights.json")
     assert kept.rewards == start.rewards
     np.testing.assert_allclose(kept.matrix.sum(1), start.budget, atol=1e-9)
-    np.testing.assert_allclose(kept.matrix.sum(0), 1 / STEPS, atol=1e-9)
+    np.testing.assert_allclose(kept.matrix.sum(0), start.nu, atol=1e-9)
+    np.testing.assert_array_equal(kept.nu, start.nu)
     budget = dict(zip(start.rewards, start.budget, strict=True))
-    np.testing.assert_allclose(kept.matrix, weigh(curves, budget).matrix)
+    np.testing.assert_allclose(kept.matrix, weigh(curves, budget, columns=masses).matrix)
     whole = (out / "lora/pytorch_lora_weights.safetensors").read_bytes()
     shutil.rmtree(all_of(out / "checkpoints")[-1])
     stage.train(settings, out)  # the last epoch once more, with the W of the third's checkpoint
@@ -412,6 +420,67 @@ def test_another_w_is_another_run(tmp_path: Path) -> None:
     other.save(tmp_path / "weights.json")
     with pytest.raises(RecastError, match=r"was trained with another W: choose another --out"):
         stage.train(settings, tmp_path)
+
+
+def effects(scale: float = 3.0) -> Effects:
+    """Effects on the grid of training, which differ between levels by up to `scale`."""
+    size = np.tile(np.linspace(1, scale, STEPS), 2)
+    g = np.random.default_rng(0).normal(1.0, 0.5, (6, 2 * STEPS, 20)) * size[:, None]
+    products = np.einsum("qap,rbp->qrab", g, g)
+    sigmas = uneven().sigmas
+    return Effects.measured(("composition", "detail"), sigmas, products, 4, batch=2, levels=2, normalize="step")
+
+
+def test_a_w_of_other_masses_is_another_w(tmp_path: Path) -> None:
+    plain, path, numbers = uneven(), tmp_path / "weights.json", [4.0, 3.0, 2.0, 1.0]
+    table = plain.matrix * STEPS * np.array(numbers) / 10
+    heavy = WeightMatrix(plain.rewards, plain.sigmas, table, table.sum(1), nu=numbers)
+    equal = f"weigh.budget={{composition: {heavy.budget[0]}, detail: {heavy.budget[1]}}}"
+    asked = recipe(f"weigh.columns={numbers}", equal)
+    stage.check_weights(recipe(), plain, path)
+    stage.check_weights(recipe("weigh.columns=[7, 7, 7, 7]"), plain, path)
+    stage.check_weights(asked, heavy, path)
+    stage.check_weights(recipe("weigh.columns=[40, 30, 20, 10]", equal), heavy, path)
+    for settings, matrix, words in (
+        (
+            recipe(f"weigh.columns={numbers}"),
+            plain,
+            r"weigh.columns = uniform, but the recipe has \[0.4, 0.3, 0.2, 0.1\]",
+        ),
+        (recipe(equal), heavy, r"weigh.columns = \[0.4, 0.3, 0.2, 0.1\], but the recipe has uniform"),
+        (recipe("weigh.columns=[1, 2, 3, 4]", equal), heavy, r"\[0.4, .*the recipe has \[0.1, 0.2, 0.3, 0.4\]"),
+        (recipe("weigh.columns=effect", equal), heavy, r"weigh.columns = \[0.4, .* but the recipe has effect"),
+    ):
+        with pytest.raises(StaleError, match=words):
+            stage.check_weights(settings, matrix, path)
+
+
+def test_a_w_of_other_effects_is_another_w(tmp_path: Path) -> None:
+    settings, path = recipe("weigh.columns=effect"), tmp_path / "weights.json"
+    curves = GainCurves(uneven().rewards, uneven().sigmas, [[0.9, 0.8, 0.5, 0.2, 0.0], [0.9, 0.3, 0.2, 0.1, 0.0]])
+    W = weigh_recipe(settings, curves, effects())
+    stage.check_weights(settings, W, path)  # without the file, its word is taken
+    effects().save(tmp_path / "effects.json")
+    stage.check_weights(settings, W, path)
+    with pytest.raises(StaleError, match="weigh.columns = effect, but the recipe has uniform"):
+        stage.check_weights(recipe(), W, path)
+    effects(9.0).save(tmp_path / "effects.json")
+    with pytest.raises(StaleError, match="weigh.columns = effect of another measurement, but the recipe has effect"):
+        stage.check_weights(settings, W, path)
+    still = weigh_recipe(recipe("weigh.columns=effect", "weigh.method=static"), curves, effects())
+    stage.check_weights(recipe("weigh.columns=effect", "weigh.method=static"), still, path)
+
+
+def test_static_weights_need_no_effects(tmp_path: Path) -> None:
+    """Their factors are λ for any masses."""
+    more = ("weigh.method=static", f"train.steps={STEPS}", "train.epochs=1")
+    stage.train(recipe(*more, "weigh.columns=effect"), tmp_path / "a")
+    stage.train(recipe(*more, "weigh.columns=[1, 2, 3, 4]"), tmp_path / "b")
+    plain, heavy = (WeightMatrix.load(tmp_path / name / "weights.json") for name in "ab")
+    np.testing.assert_allclose(heavy.nu, [0.1, 0.2, 0.3, 0.4])
+    assert plain.uniform
+    np.testing.assert_allclose(heavy.factors, plain.factors, rtol=1e-12)
+    stage.train(recipe(*more, "weigh.columns=[1, 2, 3, 4]"), tmp_path / "b")  # nothing to do
 
 
 @pytest.mark.parametrize("key", ["train.lora", "policy.lora"])

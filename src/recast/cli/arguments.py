@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from recast.core import schedule
+from recast.core.effects import Effects
 from recast.errors import RecastError
 
-__all__ = ["Budget", "Jobs", "MethodName", "Overrides", "RecipeFile", "RunFolder", "Shrink", "Tau", "parse_budget"]
+__all__ = [
+    "Budget",
+    "Columns",
+    "Jobs",
+    "MethodName",
+    "Overrides",
+    "RecipeFile",
+    "RunFolder",
+    "Shrink",
+    "Tau",
+    "parse_budget",
+    "parse_columns",
+]
 
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/shapes.yaml.", show_default=False)]
 Overrides = Annotated[
@@ -28,7 +43,16 @@ Budget = Annotated[
     ),
 ]
 MethodName = Annotated[
-    str, typer.Option("--method", help="How W is made: sinkhorn, static, row, hard, shared, reversed or shuffled.")
+    str,
+    typer.Option(
+        "--method",
+        help="How W is made: sinkhorn, static, row, matched, hard or shared, or a control: reversed, shuffled, "
+        "row-reversed, row-shuffled, ….",
+    ),
+]
+Columns = Annotated[
+    str,
+    typer.Option("--columns", help="Mass ν of each step: uniform, an effects.json, or numbers, the cleanest first."),
 ]
 Tau = Annotated[float, typer.Option("--tau", help="Sinkhorn temperature: below 1 sharper, above 1 flatter.")]
 Shrink = Annotated[bool, typer.Option("--shrink", help="Shrink unreliable curves towards static weights.")]
@@ -53,3 +77,23 @@ def parse_budget(text: str | None, rewards: tuple[str, ...]) -> dict[str, float]
             raise RecastError(f"the budget {text!r} contains {name} twice")
         budget[name] = value
     return budget
+
+
+def parse_columns(text: str, sigmas: Sequence[float]) -> Sequence[float] | None:
+    """ν from the path of an effects.json on the grid `sigmas`, or a text such as `1,2,3`; None for `uniform`."""
+    if text == "uniform":
+        return None
+    if text.endswith(".json"):
+        effects = Effects.load(text)
+        if not schedule.same(effects.sigmas, sigmas):
+            raise RecastError(
+                f"{text}: the effects were measured on another grid (T = {len(effects.sigmas) - 1}) than the curves "
+                f"(T = {len(sigmas) - 1}): measure them with the same steps"
+            )
+        return list(effects.effect)
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise RecastError(
+            f"--columns {text!r} must be uniform, the path of an effects.json, or one number per step as 1,2,3"
+        ) from None

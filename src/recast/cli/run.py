@@ -35,9 +35,10 @@ def run(
         from recast.sweep import stage
 
         curves, truth = stage.curves_of(settings, out, observer())
+    effects = show.effects(settings, out)
     if processes.RANK == 0:
-        weights = weighing.weigh_recipe(settings, curves)
-        exact = None if truth is None else weighing.weigh_recipe(settings, truth)
+        weights = weighing.weigh_recipe(settings, curves, effects)
+        exact = None if truth is None else weighing.weigh_recipe(settings, truth, effects)
         weighing.save(settings, weights, out)
         show.weights(curves, weights)
         if truth is not None:
@@ -49,6 +50,6 @@ def run(
     if settings.run.methods:
         planned = planning.jobs_of(settings, out, settings.run.methods, settings.run.seeds, [settings.budget])
         with needs("comparing policies", "train,rewards"):
-            made = stage.compare(settings, out, curves, planned, jobs, observer())
+            made = stage.compare(settings, out, curves, planned, jobs, observer(), effects=effects)
         if made is not None:
             show.report(made, 2)

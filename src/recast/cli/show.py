@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from recast.cli import tables
-from recast.cli.console import console, needs, watching
+from recast.cli.console import console, needs, training, watching
 from recast.errors import RecastError
 from recast.progress import no_progress
 from recast.report import figures
 
-__all__ = ["demand", "draw", "estimate", "overlay", "report", "weights"]
+__all__ = ["demand", "draw", "effects", "estimate", "overlay", "report", "weights"]
 
 
 def estimate(settings: Any, out: Path, reuse: bool = False, until_ci: float | None = None) -> Any:
@@ -24,6 +24,17 @@ def estimate(settings: Any, out: Path, reuse: bool = False, until_ci: float | No
 
         with watching() as watch:
             return stage.estimate(settings, out, no_progress, reuse, until_ci, watch)
+
+
+def effects(settings: Any, out: Path) -> Any:
+    """The effects of the levels if `weigh.columns` is `effect`, measured with a progress bar if need be; else None."""
+    if settings.weigh.columns != "effect":
+        return None
+    with needs("measuring the effects of the levels", "train,rewards"):
+        from recast.train import gradients
+
+        with training(0) as (on_progress, _):
+            return gradients.effects(settings, out, on_progress=on_progress)
 
 
 def weights(curves: Any, matrix: Any) -> None:

@@ -45,12 +45,13 @@ def sweep(
         warmups = planning.warmups_of(settings, out)
         planned = planning.jobs_of(settings, out, settings.sweep.methods, settings.sweep.seeds, budgets, warmups)
         curves, _ = stage.curves_of(settings, out, observer())
+    effects = show.effects(settings, out)
     if print_only:
-        stage.prepare(settings, out, curves, planned, warmups)
+        stage.prepare(settings, out, curves, planned, warmups, effects)
         for line in planning.command_lines(planned):
             console.print(line, soft_wrap=True)
         return
     with needs("comparing policies", "train,rewards"):
-        made = stage.compare(settings, out, curves, planned, jobs, observer(), warmups)
+        made = stage.compare(settings, out, curves, planned, jobs, observer(), warmups, effects)
     if made is not None:
         show.report(made, 2)

@@ -13,7 +13,7 @@ from rich.text import Text
 from recast.core import renyi
 from recast.core.comparison import Comparison, Remaining, excursions
 from recast.core.curves import GainCurves
-from recast.core.weights import WeightMatrix
+from recast.core.weights import WeightMatrix, control_of
 
 if TYPE_CHECKING:
     from recast.report.render import Table as ReportTable
@@ -42,20 +42,34 @@ __all__ = [
 SHADES, ASCII_SHADES = " ░▒▓█", " .:*#"
 LITTLE_GAIN = 0.02
 """Total gain below which a curve is mostly noise; a reward that starts near its ceiling measured 0.009."""
+_LEFT = "it receives the column mass that the other rewards leave"
+_WITHOUT = {"matched": "it counts as equally informative at every step"}
+"""What happens to a reward without a curve, by method."""
 
 
 def weights_table(weights: WeightMatrix, curves: GainCurves) -> Table:
-    """One row per reward: budget, total gain, and the steps where gain and weight peak."""
-    table = Table(title=f"W by {weights.method}, T = {weights.steps}", title_justify="left")
-    for header in ("reward", "budget", "total gain", "gain peaks at t", "W peaks at t"):
+    """One row per reward: budget, the one that `matched` realizes, total gain, and the steps of the peaks."""
+    masses = "" if weights.uniform else ", steps by their effect" if "columns" in weights.info else ", steps by ν"
+    table = Table(title=f"W by {weights.method}, T = {weights.steps}{masses}", title_justify="left")
+    odds = control_of(weights.method)[0] == "matched"
+    peak_of = "W" if weights.uniform else "W/ν"
+    for header in (
+        "reward",
+        "budget",
+        *(["realized"] if odds else []),
+        "total gain",
+        "gain peaks at t",
+        f"{peak_of} peaks at t",
+    ):
         table.add_column(header, justify="left" if header == "reward" else "right", overflow="fold")
     for i, name in enumerate(weights.rewards):
         total, peak = "-", "-"
         if name in curves.rewards:
             row = curves.rewards.index(name)
             total, peak = f"{curves.total[row]:.4g}", str(int(curves.gains[row].argmax()) + 1)
-        top = str(int(weights.matrix[i].argmax()) + 1)
-        table.add_row(name, f"{weights.budget[i]:.4g}", total, peak, top)
+        top = str(int(weights.factors[i].argmax()) + 1)
+        realized = [f"{weights.realized()[i]:.4g}"] if odds else []
+        table.add_row(name, f"{weights.budget[i]:.4g}", *realized, total, peak, top)
     return table
 
 
@@ -70,7 +84,7 @@ def heatmap(weights: WeightMatrix, width: int = 80, shades: str = SHADES) -> lis
     wide = 2 if 2 * cells <= min(room, 40) else 1
     lines = [Text(f"{'':{label}}  clean → noise   ({shades[2]} static weight, {shades[4]} twice that or more)")]
     for i, name in enumerate(weights.rewards):
-        share = weights.matrix[i] * weights.steps / max(weights.budget[i], 1e-300)
+        share = weights.factors[i] / max(weights.budget[i], 1e-300)
         line = Text(f"{name[:label]:{label}}  ")
         for part in np.array_split(np.clip(share / 2, 0, 1), cells):
             value = float(part.mean())
@@ -87,7 +101,7 @@ def notes(weights: WeightMatrix, curves: GainCurves) -> list[str]:
         if name not in curves.rewards:
             close = difflib.get_close_matches(name, curves.rewards, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            said.append(f"{name} has no gain curve{hint}; it receives the column mass that the other rewards leave")
+            said.append(f"{name} has no gain curve{hint}; {_WITHOUT.get(control_of(weights.method)[0], _LEFT)}")
             continue
         total = float(curves.total[curves.rewards.index(name)])
         if total <= renyi.ROUNDING:

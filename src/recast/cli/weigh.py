@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from recast.cli import show
-from recast.cli.arguments import Budget, MethodName, Overrides, Shrink, Tau, parse_budget
+from recast.cli.arguments import Budget, Columns, MethodName, Overrides, Shrink, Tau, parse_budget, parse_columns
 from recast.cli.console import console
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
@@ -22,6 +23,7 @@ def weigh(
     overrides: Overrides = None,
     budget: Budget = None,
     method: MethodName = "sinkhorn",
+    columns: Columns = "uniform",
     tau: Tau = 1.0,
     shrink: Shrink = False,
     out: Annotated[
@@ -35,28 +37,34 @@ def weigh(
 
     Example: `recast weigh gains.json --budget clipscore=1,ocr=2`
 
+    Steps by their effect on the policy: `recast weigh gains.json --columns effects.json`
+
     With a recipe: `recast weigh recipes/mixture.yaml weigh.method=row --out runs/mixture`
     """
     if source.suffix in (".yaml", ".yml"):
         from recast import config
 
-        if budget is not None or method != "sinkhorn" or tau != 1.0 or shrink:
+        if budget is not None or method != "sinkhorn" or columns != "uniform" or tau != 1.0 or shrink:
             raise RecastError(
-                "--budget, --method, --tau and --shrink belong to a gains file; with a recipe, set "
-                "weigh.budget.NAME=1, weigh.method, weigh.tau and weigh.shrink instead"
+                "--budget, --method, --columns, --tau and --shrink belong to a gains file; with a recipe, set "
+                "weigh.budget.NAME=1, weigh.method, weigh.columns, weigh.tau and weigh.shrink instead"
             )
         folder = out or Path("runs/recast")
         settings = config.load(source, overrides or [])
         curves = GainCurves.load(folder / "gains.json")
-        weights = stage.weigh_recipe(settings, curves)
+        weights = stage.weigh_recipe(settings, curves, stage.effects_of(settings, folder))
         target = stage.save(settings, weights, folder)
     else:
         if overrides:
             raise RecastError(
-                f"{overrides[0]!r} is a setting of a recipe; with a gains file, use --budget, --method and --tau"
+                f"{overrides[0]!r} is a setting of a recipe; with a gains file, use --budget, --method, --columns and "
+                "--tau"
             )
         curves = GainCurves.load(source)
-        weights = stage.weigh(curves, parse_budget(budget, curves.rewards), method, tau=tau, shrink=shrink)  # type: ignore[arg-type]
+        shares, nu = parse_budget(budget, curves.rewards), parse_columns(columns, curves.sigmas.tolist())
+        weights = stage.weigh(curves, shares, method, tau=tau, columns=nu, shrink=shrink)  # type: ignore[arg-type]
+        if columns.endswith(".json"):
+            weights = replace(weights, info={**weights.info, "columns": "effect"})
         target = out or source.parent / "weights.json"
         if target.resolve() == source.resolve():
             raise RecastError(f"{source}: W would overwrite the curves; choose another --out")

@@ -91,6 +91,8 @@ class Recipe(Section):
         if self.world.kind == "mixture":
             if idle := self.model_fields_set - set(_EXACT_WORLD):
                 raise ValueError(f"the section {min(idle)} belongs to world.kind = images, not to mixture")
+            if self.weigh.columns == "effect":
+                raise ValueError("weigh.columns = effect belongs to world.kind = images: a mixture has no trainer")
         elif idle := self.world.model_fields_set - {"kind"}:
             raise ValueError(f"world.{min(idle)} belongs to world.kind = mixture, not to images")
         return self

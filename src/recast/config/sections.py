@@ -197,9 +197,14 @@ class WeighConfig(Section):
         description="Weight λ of every reward on any positive scale; by default all rewards equal.",
     )
     method: Method = Field("sinkhorn", description="Method that turns gain curves into W.")
+    columns: Literal["uniform", "effect"] | list[float] = Field(
+        "uniform",
+        description="Mass ν of each step: equal, proportional to its measured effect on the policy "
+        "(`recast doctor --gradients`), or one number per step, the cleanest first.",
+    )
     tau: float = Field(1.0, gt=0, allow_inf_nan=False, description="Temperature τ of the Sinkhorn kernel.")
     shrink: bool = Field(False, description="Shrink unreliable curves towards static weights.")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the column order (`shuffled`).")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the order of shuffled steps.")
 
     @field_validator("budget")
     @classmethod
@@ -207,6 +212,22 @@ class WeighConfig(Section):
         if value:
             sinkhorn.simplex(list(value.values()), len(value), "budget")
         return value
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _masses(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and value:
+            if not all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in value):
+                raise ValueError("a list must have one number per step")
+            sinkhorn.simplex(value, len(value), "the list")
+            return list(value)
+        if value not in ("uniform", "effect"):
+            raise ValueError("must be uniform, effect or a list of one number per step")
+        return value
+
+    def used(self) -> dict[str, Any]:
+        """The settings that decide W; uniform columns are left out, as earlier releases did not record them."""
+        return {key: value for key, value in self.model_dump().items() if (key, value) != ("columns", "uniform")}
 
 
 class TrainConfig(Section):

@@ -22,9 +22,9 @@ __all__ = ["array", "field", "mapping", "plain", "read", "read_rows", "write", "
 _VERSION = 1
 
 
-def write(path: str | Path, format: str, fields: Mapping[str, Any]) -> Path:
-    """Write `fields` atomically as an artifact of the given format, and return the path."""
-    content = {"format": format, "version": _VERSION, **fields}
+def write(path: str | Path, format: str, fields: Mapping[str, Any], version: int = _VERSION) -> Path:
+    """Write `fields` atomically as an artifact of the given format and version, and return the path."""
+    content = {"format": format, "version": version, **fields}
     try:
         lines = [f"{json.dumps(key)}: {json.dumps(plain(value), allow_nan=False)}" for key, value in content.items()]
     except (TypeError, ValueError) as error:
@@ -54,8 +54,8 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
     return Path(path)
 
 
-def read(path: str | Path, format: str) -> dict[str, Any]:
-    """Fields of an artifact; a RecastError if the file is not a readable artifact of the given format."""
+def read(path: str | Path, format: str, newest: int = _VERSION) -> dict[str, Any]:
+    """Fields of an artifact up to the version `newest`; a RecastError if the file is not one of the given format."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -65,9 +65,10 @@ def read(path: str | Path, format: str) -> dict[str, Any]:
     found = content.get("format") if isinstance(content, dict) else None
     if not isinstance(content, dict) or found != format:
         raise RecastError(f"{path}: expected a {format} file, but its format is {found!r}")
-    if content.get("version") != _VERSION:
+    if content.get("version") not in range(_VERSION, newest + 1):
+        known = str(newest) if newest == _VERSION else f"{_VERSION} to {newest}"
         raise RecastError(
-            f"{path}: version {content.get('version')!r} of {format} is not the version {_VERSION} this package reads"
+            f"{path}: version {content.get('version')!r} of {format} is not the version {known} this package reads"
         )
     return content
 

@@ -222,7 +222,9 @@ def _joined(parts: Sequence[GainCurves]) -> GainCurves:
 
 
 def excursions(weights: WeightMatrix) -> Array:
-    """Smallest and largest T·W_i,t / λ_i of each reward over the steps (m, 2); static weighting has 1 at every step.
+    """Smallest and largest factor over λ_i, T·W_i,t / λ_i for uniform ν, of each reward over the steps (m, 2).
+
+    Static weighting has 1 at every step.
 
     At uniform λ this is W in units of 1/(mT), which App. B.2 reports over all rewards; NaN where λ_i is 0.
 
@@ -233,9 +235,7 @@ def excursions(weights: WeightMatrix) -> Array:
     [[0.4, 1.6], [0.4, 1.6]]
     """
     share = weights.budget[:, None]
-    factors = np.divide(
-        weights.matrix * weights.steps, share, out=np.full_like(weights.matrix, np.nan), where=share > 0
-    )
+    factors = np.divide(weights.factors, share, out=np.full_like(weights.matrix, np.nan), where=share > 0)
     return np.stack([factors.min(axis=1), factors.max(axis=1)], axis=1)
 
 

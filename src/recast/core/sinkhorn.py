@@ -1,7 +1,7 @@
 """From gains to weights: the Sinkhorn projection of Alg. 3, and the alternatives to it.
 
-All functions take a budget λ (m,) and return W (m, T) whose rows sum to λ/Σλ. The columns sum to 1/T for `static`, and
-to 1/T or ν/Σν for `project` and `hard`; `row` and `shared` do not constrain them.
+All functions take a budget λ (m,) and return W (m, T) whose rows sum to λ/Σλ. The columns sum to 1/T or ν/Σν for
+`static`, `project` and `hard`; `row` and `shared` do not constrain them, and have ν as their base measure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from recast.core import dual, renyi
 from recast.core.arrays import Array
 from recast.errors import ConvergenceWarning, RecastError
 
-__all__ = ["Projection", "Projections", "hard", "project", "project_many", "row", "shared", "simplex", "static"]
+__all__ = [
+    "Projection",
+    "Projections",
+    "hard",
+    "masses",
+    "project",
+    "project_many",
+    "row",
+    "shared",
+    "simplex",
+    "static",
+]
 
 _SWEEPS = 100  # sweeps of Alg. 3 before Newton takes over; the paper needs fewer at m <= 4, T <= 25
 _WIDEST = 300.0  # range of log K up to which products of exponentials stay inside float64
@@ -136,7 +147,7 @@ def project_many(
             raise RecastError(f"{name} must be a positive number, not {value:g}")
     log_kernel = _kernel(gains, ndims=(2, 3)) / tau
     m, steps = log_kernel.shape[-2:]
-    rows, nu = simplex(np.atleast_2d(budgets), m, "budget", ndim=2), _columns(columns, steps)
+    rows, nu = simplex(np.atleast_2d(budgets), m, "budget", ndim=2), masses(columns, steps)
     if log_kernel.ndim == 3:
         if len(rows) not in (1, len(log_kernel)):
             raise RecastError(f"{len(log_kernel)} gains need as many budgets, or one, not {len(rows)}")
@@ -152,8 +163,8 @@ def project_many(
     return solved
 
 
-def static(budget: ArrayLike, steps: int) -> Array:
-    """W_{i,t} = λ_i / T: every reward has the same weight at every step (the baseline).
+def static(budget: ArrayLike, steps: int, columns: ArrayLike | None = None) -> Array:
+    """W_{i,t} = λ_i ν_t, by default λ_i / T: every reward has the same factor at every step (the baseline).
 
     Parameters
     ----------
@@ -161,6 +172,8 @@ def static(budget: ArrayLike, steps: int) -> Array:
         λ, non-negative, on any scale.
     steps : int
         T.
+    columns : array-like, shape (T,), optional
+        ν, on any scale; uniform by default.
 
     Returns
     -------
@@ -173,11 +186,13 @@ def static(budget: ArrayLike, steps: int) -> Array:
     [[0.125, 0.125], [0.375, 0.375]]
     """
     weights = simplex(budget, None, "budget")
-    return np.repeat(weights[:, None] / steps, steps, axis=1)
+    if columns is None:
+        return np.repeat(weights[:, None] / steps, steps, axis=1)
+    return np.outer(weights, masses(columns, steps))
 
 
-def row(gains: ArrayLike, budget: ArrayLike) -> Array:
-    """W_{i,t} = λ_i K_{i,t} / Σ_s K_{i,s}: the kernel without the column constraint (Sec. 4.5).
+def row(gains: ArrayLike, budget: ArrayLike, columns: ArrayLike | None = None) -> Array:
+    """W_{i,t} = λ_i ν_t K_{i,t} / Σ_s ν_s K_{i,s}: the kernel without the column constraint (Sec. 4.5).
 
     Parameters
     ----------
@@ -185,11 +200,13 @@ def row(gains: ArrayLike, budget: ArrayLike) -> Array:
         Gains, clipped and normalized as in `project`.
     budget : array-like, shape (m,)
         λ, non-negative, on any scale.
+    columns : array-like, shape (T,), optional
+        ν, on any scale; uniform by default.
 
     Returns
     -------
     ndarray, shape (m, T)
-        W; its columns need not sum to 1/T.
+        W; its columns need not sum to ν.
 
     Examples
     --------
@@ -198,6 +215,9 @@ def row(gains: ArrayLike, budget: ArrayLike) -> Array:
     """
     log_kernel = _kernel(gains)
     lam = simplex(budget, len(log_kernel), "budget")
+    if columns is not None:
+        with np.errstate(divide="ignore"):  # log 0 at a step without mass, where W is 0
+            log_kernel = log_kernel + np.log(masses(columns, log_kernel.shape[1]))
     return np.exp(log_kernel - np.logaddexp.reduce(log_kernel, axis=1, keepdims=True)) * lam[:, None]
 
 
@@ -227,18 +247,23 @@ def hard(gains: ArrayLike, budget: ArrayLike, columns: ArrayLike | None = None) 
 
     log_kernel = _kernel(gains)
     m, steps = log_kernel.shape
-    lam, nu = simplex(budget, m, "budget"), _columns(columns, steps)
+    lam, nu = simplex(budget, m, "budget"), masses(columns, steps)
     marginals = np.vstack([np.kron(np.eye(m), np.ones(steps)), np.kron(np.ones(m), np.eye(steps))])
     solution = linprog(
         -log_kernel.ravel(), A_eq=marginals, b_eq=np.concatenate([lam, nu]), bounds=(0, None), method="highs-ds"
     )
     if solution.x is None:
         raise RecastError(f"the transport problem of method 'hard' was not solved: {solution.message}")
-    return np.asarray(solution.x, dtype=np.float64).reshape(m, steps)
+    weights: Array = np.array(solution.x, dtype=np.float64).reshape(m, steps)
+    # A mass below the precision of the program can be lost; the row potentials say which reward it belongs to.
+    potentials = np.where(lam > 0, solution.eqlin.marginals[:m], -np.inf)
+    for t in np.flatnonzero((nu > 0) & (weights.sum(axis=0) < 0.5 * nu)):
+        weights[:, t] = np.where(np.arange(m) == (log_kernel[:, t] + potentials).argmax(), nu[t], 0.0)
+    return weights
 
 
-def shared(curve: ArrayLike, budget: ArrayLike) -> Array:
-    """W_{i,t} = λ_i c_t / Σ_s c_s: one schedule c for all rewards.
+def shared(curve: ArrayLike, budget: ArrayLike, columns: ArrayLike | None = None) -> Array:
+    """W_{i,t} = λ_i ν_t c_t / Σ_s ν_s c_s: one schedule c for all rewards.
 
     Parameters
     ----------
@@ -246,6 +271,8 @@ def shared(curve: ArrayLike, budget: ArrayLike) -> Array:
         c, non-negative, on any scale; for example a noise-aware weighting such as TempFlow's.
     budget : array-like, shape (m,)
         λ, non-negative, on any scale.
+    columns : array-like, shape (T,), optional
+        ν, on any scale; uniform by default.
 
     Returns
     -------
@@ -257,7 +284,10 @@ def shared(curve: ArrayLike, budget: ArrayLike) -> Array:
     >>> shared([1, 3], budget=[1, 1]).tolist()
     [[0.125, 0.375], [0.125, 0.375]]
     """
-    return np.outer(simplex(budget, None, "budget"), simplex(curve, None, "curve"))
+    schedule = simplex(curve, None, "curve")
+    if columns is not None:
+        schedule = simplex(schedule * masses(columns, schedule.size), None, "curve times columns")
+    return np.outer(simplex(budget, None, "budget"), schedule)
 
 
 def simplex(values: ArrayLike, size: int | None, name: str, ndim: int = 1) -> Array:
@@ -276,9 +306,13 @@ def simplex(values: ArrayLike, size: int | None, name: str, ndim: int = 1) -> Ar
     return np.asarray(scaled / scaled.sum(axis=-1, keepdims=True))
 
 
-def _columns(columns: ArrayLike | None, steps: int) -> Array:
-    """ν (T,), normalized; uniform by default."""
-    return np.full(steps, 1.0 / steps) if columns is None else simplex(columns, steps, "columns")
+def masses(columns: ArrayLike | None, steps: int, name: str = "columns") -> Array:
+    """ν (T,) with sum 1, uniform by default; numbers that have this sum already are kept bit for bit."""
+    if columns is None:
+        return np.full(steps, 1.0 / steps)
+    nu = simplex(columns, steps, name)
+    given: Array = np.array(columns, dtype=np.float64)
+    return given if abs(given.sum() - 1) < 1e-12 else nu
 
 
 def _kernel(gains: ArrayLike, ndims: tuple[int, ...] = (2,)) -> Array:

@@ -12,18 +12,48 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from recast.core import artifact, schedule
+from recast.core import artifact, schedule, sinkhorn
 from recast.core.arrays import Array, check_names, numbers
 from recast.errors import RecastError
 
-__all__ = ["ENTROPIC", "METHODS", "Method", "WeightMatrix"]
+__all__ = ["ENTROPIC", "METHODS", "Method", "WeightMatrix", "control_of"]
 
 _FORMAT = "recast.weights"
-Method = Literal["sinkhorn", "static", "row", "hard", "shared", "reversed", "shuffled"]
+_WITH_NU = 2  # the version of a file whose ν is not uniform
+Method = Literal[
+    "sinkhorn",
+    "static",
+    "row",
+    "matched",
+    "hard",
+    "shared",
+    "reversed",
+    "shuffled",
+    "row-reversed",
+    "row-shuffled",
+    "matched-reversed",
+    "matched-shuffled",
+    "hard-reversed",
+    "hard-shuffled",
+    "shared-reversed",
+    "shared-shuffled",
+]
 METHODS: tuple[Method, ...] = get_args(Method)
 """Ways to compute W from curves and a budget; see `recast.weigh`."""
 ENTROPIC: tuple[Method, ...] = ("sinkhorn", "reversed", "shuffled")
 """The methods that solve the entropic problem, and so have a temperature."""
+
+
+def control_of(method: str) -> tuple[str, str]:
+    """The method whose gains a control takes in another order, and that order; other methods have the order "".
+
+    Examples
+    --------
+    >>> control_of("matched-reversed"), control_of("shuffled"), control_of("row")
+    (('matched', 'reversed'), ('sinkhorn', 'shuffled'), ('row', ''))
+    """
+    base, _, order = method.rpartition("-")
+    return (base or "sinkhorn", order) if order in ("reversed", "shuffled") else (method, "")
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -37,18 +67,21 @@ class WeightMatrix:
     sigmas : array-like, shape (T+1,)
         The grid, from 0 (clean) to 1 (noise). Column j is the step t = j+1, which starts at σ_t.
     matrix : array-like, shape (m, T)
-        W, non-negative; its rows sum to `budget`.
+        W, non-negative. Its rows sum to `budget`; for `matched` and its controls, its columns sum to ν.
     budget : array-like, shape (m,)
         λ, which sums to 1.
     method : str, default "sinkhorn"
         How W was computed; see `recast.weigh`.
     info : mapping, optional
         What the solver reported; stored with W.
+    nu : array-like, shape (T,), optional
+        ν, the mass of each step on any scale, stored with sum 1; uniform by default.
 
     Raises
     ------
     RecastError
-        If the shapes disagree, W is negative or not finite, or a row does not sum to its budget.
+        If the shapes disagree, W is negative or not finite, a row (a column, for `matched`) has another sum than it
+        should, or W has weight at a step where ν is 0.
 
     Examples
     --------
@@ -63,6 +96,7 @@ class WeightMatrix:
     budget: Array
     method: str
     info: Mapping[str, Any]
+    nu: Array
 
     def __init__(
         self,
@@ -72,6 +106,7 @@ class WeightMatrix:
         budget: ArrayLike,
         method: str = "sinkhorn",
         info: Mapping[str, Any] | None = None,
+        nu: ArrayLike | None = None,
     ) -> None:
         put = object.__setattr__  # the dataclass is frozen
         put(self, "rewards", check_names(rewards))
@@ -80,6 +115,7 @@ class WeightMatrix:
         put(self, "budget", numbers(budget, "the budget"))
         put(self, "method", method)
         put(self, "info", dict(info or {}))
+        put(self, "nu", sinkhorn.masses(nu, self.sigmas.size - 1, "nu"))
         self._check()
 
     def _check(self) -> None:
@@ -91,14 +127,65 @@ class WeightMatrix:
             )
         if not (np.isfinite(self.matrix).all() and (self.matrix >= 0).all()):
             raise RecastError("W must be finite and non-negative")
-        off = float(np.abs(self.matrix.sum(axis=1) - self.budget).max())
+        matched = control_of(self.method)[0] == "matched"
+        sums, wanted = (self.matrix.sum(0), self.nu) if matched else (self.matrix.sum(1), self.budget)
+        off = float(np.abs(sums - wanted).max())
         if off > 1e-6:
-            raise RecastError(f"the rows of W must sum to the budget, but one is off by {off:.3g}")
+            what = "columns of W by method 'matched' must sum to nu" if matched else "rows of W must sum to the budget"
+            raise RecastError(f"the {what}, but one is off by {off:.3g}")
+        if (self.matrix.max(axis=0)[self.nu == 0] > 1e-9).any():
+            raise RecastError("W must be 0 at the steps where nu is 0: there is no mass to share out")
 
     @property
     def steps(self) -> int:
         """T."""
         return self.sigmas.size - 1
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every step has the same mass, ν = 1/T."""
+        return bool((self.nu == self.nu[0]).all())
+
+    @property
+    def factors(self) -> Array:
+        """W[i,t] / ν_t (m, T), by which `mix` multiplies the rewards: T·W for uniform ν, and λ_i where ν_t is 0.
+
+        Examples
+        --------
+        >>> WeightMatrix(["ocr"], [0, 0.5, 1], [[0.5, 0.5]], [1.0], nu=[1, 3]).factors.round(3).tolist()
+        [[2.0, 0.667]]
+        """
+        if self.uniform:
+            return self.matrix * self.steps
+        static = np.repeat(self.budget[:, None], self.steps, axis=1)
+        return np.asarray(np.divide(self.matrix, self.nu, out=static, where=self.nu > 0))
+
+    def realized(self, effect: ArrayLike | None = None) -> Array:
+        """The budget realized (m,): each reward's share of Σ_t e_t · `factors`, if advantage at step t acts by e_t.
+
+        Parameters
+        ----------
+        effect : array-like, shape (T,), optional
+            e, on any scale, for example `recast.core.effects.Effects.effect`; by default ν.
+
+        Returns
+        -------
+        ndarray, shape (m,)
+            Shares that sum to 1: λ for every W whose rows sum to λ, at e = ν.
+
+        Raises
+        ------
+        RecastError
+            If `effect` does not have T non-negative numbers, or acts only where W has no weight.
+
+        Examples
+        --------
+        >>> W = WeightMatrix(["clip", "ocr"], [0, 0.5, 1], [[0.375, 0.125], [0.125, 0.375]], [0.5, 0.5])
+        >>> W.realized().tolist(), W.realized([3, 1]).round(3).tolist()
+        ([0.5, 0.5], [0.625, 0.375])
+        """
+        each = self.nu if effect is None else sinkhorn.simplex(effect, self.steps, "effect")
+        return sinkhorn.simplex(self.factors @ each, None, "the effect of W")
 
     def columns(self, sigmas: Any) -> Any:
         """Column of W for each noise level: the step whose start σ_t is nearest.
@@ -135,7 +222,9 @@ class WeightMatrix:
         return xp.searchsorted(_like(between, levels), levels)
 
     def mix(self, rewards: Any, sigmas: Any = None) -> Any:
-        """r_t = Σ_i T·W[i,t]·r_i (Eq. two-level-master): rewards (B, m) to (B, T), or to (B, k) at given levels.
+        """r_t = Σ_i (W[i,t]/ν_t)·r_i: rewards (B, m) to (B, T), or to (B, k) at given levels.
+
+        For uniform ν this is Σ_i T·W[i,t]·r_i (Eq. two-level-master).
 
         Parameters
         ----------
@@ -215,11 +304,11 @@ class WeightMatrix:
         return values, xp
 
     def _weighted(self, values: Any, product: Callable[[Any, Any], Any], xp: Any) -> Any:
-        """`product` of rewards (B, m) and T·W (m, T), with the weights of missing rewards given to the others.
+        """`product` of rewards (B, m) and `factors` (m, T), with the weights of missing rewards given to the others.
 
         The product is a matmul for the mix (B, T), and keeps the axis m for its terms (B, m, T).
         """
-        weights = _like(self.matrix * self.steps, values)
+        weights = _like(self.factors, values)
         applies = values == values  # false for NaN
         known = xp.where(applies, values, xp.zeros_like(values))
         weighted = product(known, weights)
@@ -240,6 +329,8 @@ class WeightMatrix:
     def save(self, path: str | Path) -> Path:
         """Write W as JSON, atomically, and return the path.
 
+        A file with ν has version 2, so that releases that would mix it by T·W refuse it.
+
         Examples
         --------
         >>> import tempfile
@@ -248,7 +339,7 @@ class WeightMatrix:
         ...     WeightMatrix.load(W.save(f"{folder}/weights.json")).matrix.tolist()
         [[0.25, 0.75]]
         """
-        fields = {
+        fields: dict[str, Any] = {
             "rewards": self.rewards,
             "method": self.method,
             "budget": self.budget,
@@ -256,12 +347,14 @@ class WeightMatrix:
             "matrix": self.matrix,
             "info": self.info,
         }
-        return artifact.write(path, _FORMAT, fields)
+        if self.uniform:
+            return artifact.write(path, _FORMAT, fields)
+        return artifact.write(path, _FORMAT, fields | {"nu": self.nu}, version=_WITH_NU)
 
     @classmethod
     def load(cls, path: str | Path) -> WeightMatrix:
         """Read a file that `save` wrote; a RecastError names it if it is truncated, inconsistent or another format."""
-        content = artifact.read(path, _FORMAT)
+        content = artifact.read(path, _FORMAT, newest=_WITH_NU)
         try:
             return cls(
                 rewards=artifact.field(content, "rewards", path),
@@ -270,6 +363,7 @@ class WeightMatrix:
                 budget=artifact.array(content, "budget", path, 1),
                 method=str(artifact.field(content, "method", path)),
                 info=artifact.mapping(content, "info", path),
+                nu=artifact.array(content, "nu", path, 1) if content["version"] == _WITH_NU else None,
             )
         except (RecastError, TypeError, ValueError) as error:
             raise RecastError(str(error) if str(path) in str(error) else f"{path}: {error}") from error

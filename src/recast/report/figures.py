@@ -12,6 +12,7 @@ import numpy as np
 from recast.core import schedule
 from recast.core.comparison import Overlay
 from recast.core.curves import GainCurves
+from recast.core.matched import factor_intervals
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
 from recast.report import compare, sections
@@ -124,19 +125,19 @@ def overlay_figure(overlay: Overlay, weights: WeightMatrix) -> Figure:
 
     curves = overlay.curves
     colors = _colors(dict.fromkeys((*curves.rewards, *weights.rewards)))
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure, (unit, unit_name) = Figure(figsize=(11, 3.6), layout="constrained"), _unit(weights)
     bands = curves.intervals() if curves.D_prompts is not None else {}
     panels = (
         ("gain $\\Delta D_{i,t}$ per step of this grid", curves.rewards, curves.gains, bands.get("gains")),
         (_PANELS["normalized"], curves.rewards, curves.normalized(), bands.get("normalized")),
-        (f"W ({weights.method}); dotted: static", weights.rewards, weights.matrix, _weight_band(curves, weights)),
+        (f"{unit_name} ({weights.method}); dotted: static", weights.rewards, *_weights(curves, weights)),
     )
     for axes, (title, names, rows, band) in zip(figure.subplots(1, 3), panels, strict=True):
         _lines(axes, colors, names, rows, band, 1 / curves.steps, curves.steps, overlay.resampled)
         axes.set(title=title, xlabel="t/T  (clean … noise)", xlim=(0, 1.02), ylim=(0, None))
         axes.spines[["top", "right"]].set_visible(False)
     for name, share in zip(weights.rewards, weights.budget, strict=True):
-        figure.axes[2].axhline(share / weights.steps, color=colors[name], linewidth=0.7, linestyle=":", zorder=0)
+        figure.axes[2].axhline(share * unit, color=colors[name], linewidth=0.7, linestyle=":", zorder=0)
     native = dict(zip(curves.rewards, overlay.native, strict=True))
     handles = {str(line.get_label()): line for axes in figure.axes for line in axes.lines if line.get_label() in colors}
     labels = [_native_label(name, native.get(name), name in overlay.resampled) for name in handles]
@@ -177,12 +178,13 @@ def _draw_weights(
     axes: Axes, colors: Mapping[str, str], curves: GainCurves, weights: WeightMatrix, truth: WeightMatrix | None
 ) -> None:
     """The panel of W, with the static weights."""
-    _lines(axes, colors, weights.rewards, weights.matrix, _weight_band(curves, weights))
+    unit, unit_name = _unit(weights)
+    _lines(axes, colors, weights.rewards, *_weights(curves, weights))
     if truth is not None:
-        _dotted(axes, colors, truth.rewards, truth.matrix)
+        _dotted(axes, colors, truth.rewards, truth.factors * unit)
     for name, share in zip(weights.rewards, weights.budget, strict=True):
-        axes.axhline(share / weights.steps, color=colors[name], linewidth=0.7, linestyle="--", alpha=0.5, zorder=0)
-    axes.set_title(f"W ({weights.method}); dashed: static")
+        axes.axhline(share * unit, color=colors[name], linewidth=0.7, linestyle="--", alpha=0.5, zorder=0)
+    axes.set_title(f"{unit_name} ({weights.method}); dashed: static")
 
 
 def panels_figure(runs: Mapping[str, GainCurves], columns: Sequence[str] = tuple(_PANELS)) -> Figure:
@@ -202,7 +204,7 @@ def panels_figure(runs: Mapping[str, GainCurves], columns: Sequence[str] = tuple
             "D": (curves.D - curves.D[:, -1:], bands.get("D"), 0),
             "gains": (curves.gains, bands.get("gains"), 1),
             "normalized": (curves.normalized(), bands.get("normalized"), 1),
-            "W": (weights.matrix, _weight_band(curves, weights), 1),
+            "W": (*_weights(curves, weights), 1),
         }
         for axes, column in zip(line, columns, strict=True):
             values, band, start = rows[column]
@@ -361,12 +363,16 @@ def _tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _weight_band(curves: GainCurves, weights: WeightMatrix) -> np.ndarray | None:
-    """The 95 % interval of W; None unless W is the plain Sinkhorn projection of exactly these curves."""
-    plain = weights.method == "sinkhorn" and not weights.info.get("shrink")
-    if curves.D_prompts is None or not plain or not set(weights.rewards) <= set(curves.rewards):
-        return None
-    return curves.select(weights.rewards).weight_intervals(weights.budget, tau=float(weights.info.get("tau", 1.0)))
+def _unit(weights: WeightMatrix) -> tuple[float, str]:
+    """The unit of the factors in a figure and its name: for uniform ν the factors are drawn as W, T times smaller."""
+    return (1 / weights.steps, "W") if weights.uniform else (1.0, "W/ν")
+
+
+def _weights(curves: GainCurves, weights: WeightMatrix) -> tuple[np.ndarray, np.ndarray | None]:
+    """W in its unit, and its 95 % interval if its method and the curves have one."""
+    band, unit = factor_intervals(curves, weights), _unit(weights)[0]
+    rows = weights.matrix if weights.uniform else weights.factors
+    return rows, None if band is None else band * unit
 
 
 def _lines(

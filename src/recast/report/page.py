@@ -12,13 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from recast.core import renyi, schedule
 from recast.core.curves import GainCurves
+from recast.core.matched import floors
+from recast.core.weights import METHODS, WeightMatrix, control_of
 from recast.errors import RecastError
 from recast.evaluate import Scores
 from recast.judge import Verdicts
 from recast.report import judged
 from recast.report.render import Table, html
-from recast.report.sections import budget_name, shown
+from recast.report.sections import budget_name, rank, shown
+from recast.weigh import order_of, static
 
 __all__ = ["judged_pairs", "page"]
 
@@ -37,6 +41,8 @@ def page(
     training: Sequence[Mapping[str, Any]],
     gallery: Sequence[Scores],
     pairs: Sequence[Mapping[str, Any]] = (),
+    weights: WeightMatrix | None = None,
+    gradients: Mapping[str, Any] | None = None,
 ) -> str:
     """The page as text.
 
@@ -58,15 +64,20 @@ def page(
         The policies whose images are shown side by side.
     pairs : sequence of mapping
         Judged pairs (`judged_pairs`).
+    weights : WeightMatrix, optional
+        W of a run, whose ν, temperature and shrinkage the solver of the page takes over; uniform ν by default.
+    gradients : mapping, optional
+        Measured gradients and what they predict (`recast.report.effects.data`).
     """
     data = {
         "found": found,
         "alarms": list(alarms),
         "tables": [html(table) for table in tables],
-        "curves": None if curves is None else _curves(curves, budget),
+        "curves": None if curves is None else _curves(curves, budget, weights),
         "training": list(training),
         "gallery": _gallery(gallery),
         "judged": list(pairs),
+        "gradients": None if gradients is None else dict(gradients),
     }
     # Escaped, so that no prompt can end the script element or open a comment.
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
@@ -74,21 +85,32 @@ def page(
     return template.replace("__DATA__", text)
 
 
-def _curves(curves: GainCurves, budget: Mapping[str, float]) -> dict[str, Any]:
-    """Gains with their bands, and what the sliders need to solve W."""
+def _curves(curves: GainCurves, budget: Mapping[str, float], weights: WeightMatrix | None) -> dict[str, Any]:
+    """Gains with their bands, and what the page needs to solve W by every method but the linear program."""
     bands: dict[str, Any] = {}
     if curves.D_prompts is not None:
         intervals = curves.intervals()
         bands = {key: [side.tolist() for side in intervals[key]] for key in ("gains", "normalized")}
-    normalized = curves.normalized()
+    if weights is None or not schedule.same(weights.sigmas, curves.sigmas):
+        weights = static(dict.fromkeys(curves.rewards, 1.0), curves.sigmas)
+    offered = [name for name in METHODS if control_of(name)[0] != "hard"]
     return {
         "rewards": list(curves.rewards),
         "gains": curves.gains.tolist(),
-        "normalized": normalized.tolist(),
-        "silent": [not row.any() for row in normalized],
+        "normalized": curves.normalized().tolist(),
         "bands": bands,
         "budget": [float(budget.get(name, 1.0)) for name in curves.rewards],
+        "shape": renyi.normalized(curves.shrunk() if weights.info.get("shrink") else curves.gains).tolist(),
+        "floors": floors(curves).tolist(),
+        "nu": weights.nu.tolist(),
+        "tau": float(weights.info.get("tau", 1.0)),
+        "methods": [_method(name, curves.steps) for name in sorted(offered, key=rank)],
     }
+
+
+def _method(name: str, steps: int) -> dict[str, Any]:
+    """A method by its name, its label, the method behind a control and the order of the steps."""
+    return {"name": name, "label": shown(name), "base": control_of(name)[0], "order": order_of(name, steps).tolist()}
 
 
 def _gallery(policies: Sequence[Scores]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from recast.core.weights import METHODS, control_of
 from recast.evaluate import Budget
 from recast.report import compare
 from recast.report.compare import AGGREGATE, Pooled, Run
@@ -13,7 +14,7 @@ from recast.report.render import Cell, Table
 
 __all__ = ["ablation", "budget_name", "by_budget", "cell", "certainty", "methods", "pooled", "rank", "shown"]
 
-_ORDER = ("base", "static", "sinkhorn", "row", "hard", "shared", "reversed", "shuffled")
+_ORDER = ("base", "static", *(method for method in METHODS if method != "static"))
 _NAMES = {"sinkhorn": "ReCAST", "row": "no-Sink"}
 """Methods with another name in tables than in recipes."""
 
@@ -29,8 +30,14 @@ def rank(method: str) -> tuple[int, str]:
 
 
 def shown(method: str) -> str:
-    """A method's name in a table."""
-    return _NAMES.get(method, method)
+    """A method's name in a table.
+
+    >>> shown("sinkhorn"), shown("reversed"), shown("matched-reversed")
+    ('ReCAST', 'reversed', 'reversed (matched)')
+    """
+    base, order = control_of(method)
+    name = _NAMES.get(base, base)
+    return name if not order else order if base == "sinkhorn" else f"{order} ({name})"
 
 
 def budget_name(budget: Budget) -> str:

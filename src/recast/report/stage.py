@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ import numpy as np
 from recast import evaluate, judge
 from recast.core import artifact
 from recast.core.curves import GainCurves
+from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
 from recast.evaluate import Scores
 from recast.judge import Verdicts
-from recast.report import compare, figures, gallery, judged, page, render, sections
+from recast.report import compare, effects, figures, gallery, judged, page, render, sections
 from recast.report.compare import AGGREGATE, Run
 from recast.report.render import Table
 
@@ -42,8 +43,9 @@ def report(folders: Sequence[Path], out: Path) -> Report:
     folders : sequence of Path
         Runs, or folders that contain runs; also folders of verdicts that were written elsewhere.
     out : Path
-        The folder for report.md, report.tex, tables/*.csv, index.html and, with matplotlib, differences.png and .pdf
-        and, for judged runs with decisive wins, decisive-WINNER-LOSER.png and .pdf.
+        The folder for report.md, report.tex, tables/*.csv, index.html and, with matplotlib, differences.png and .pdf,
+        with measured gradients (effects.json) gradients.png and .pdf, and for judged runs with decisive wins
+        decisive-WINNER-LOSER.png and .pdf.
 
     Returns
     -------
@@ -69,11 +71,17 @@ def report(folders: Sequence[Path], out: Path) -> Report:
     trained, held_out = policies[0].trained, policies[0].held_out
     found = " ".join([sentence(runs, held_out), *judged.sentences(verdicts)])
     alarms = tuple(compare.hacking(runs, held_out))
-    tables = (*_tables(runs, trained, held_out), *judged.tables(verdicts))
+    measured = effects.locate(_places(folders, policies))
+    weights = {} if measured is None else effects.weights_of(measured, _places((), policies), _budget(policies))
+    predicted = [effects.table(measured, weights)] if measured is not None and weights else []
+    tables = (*_tables(runs, trained, held_out), *predicted, *judged.tables(verdicts))
     made = Report(found, alarms, tables, out / "index.html")
-    _write(made, _page(made, folders, policies, verdicts), out)
+    gradients = None if measured is None else effects.data(measured, weights)
+    _write(made, _page(made, folders, policies, verdicts, gradients), out)
     if importlib.util.find_spec("matplotlib") is not None:
         _draw(runs, (*trained, *held_out), out)
+        if measured is not None and weights:
+            figures.save(effects.figure(measured, weights), out / "gradients")
         for name, figure in gallery.decisive_figures(verdicts, policies).items():
             figures.save(figure, out / name)
     return made
@@ -150,13 +158,36 @@ def _tables(runs: Sequence[Run], trained: Sequence[str], held_out: Sequence[str]
     return tables + [table for table in further if table is not None]
 
 
-def _page(made: Report, folders: Sequence[Path], policies: Sequence[Scores], verdicts: Sequence[Verdicts]) -> str:
+def _budget(policies: Sequence[Scores]) -> Mapping[str, float]:
+    """λ of the first trained policy."""
+    return next((policy.budget for policy in policies if policy.method != "base"), policies[0].budget)
+
+
+def _places(folders: Sequence[Path], policies: Sequence[Scores]) -> list[Path]:
+    """The given folders, and those of the runs."""
+    return [*folders, *(policy.folder.parent for policy in policies)]
+
+
+def _page(
+    made: Report,
+    folders: Sequence[Path],
+    policies: Sequence[Scores],
+    verdicts: Sequence[Verdicts],
+    gradients: Mapping[str, Any] | None = None,
+) -> str:
     """The web page as text."""
-    budget = next((policy.budget for policy in policies if policy.method != "base"), policies[0].budget)
-    curves = _curves([*folders, *(policy.folder.parent for policy in policies)])
+    budget, curves = _budget(policies), _curves(_places(folders, policies))
     shown = _gallery(policies)
     pairs = page.judged_pairs(verdicts, policies) if shown else []
-    return page.page(made.found, made.alarms, made.tables, curves, budget, _training(policies), shown, pairs)
+    weights, training = _weights(policies), _training(policies)
+    return page.page(made.found, made.alarms, made.tables, curves, budget, training, shown, pairs, weights, gradients)
+
+
+def _weights(policies: Sequence[Scores]) -> WeightMatrix | None:
+    """W of the first run that has a temperature, or else of the first run that has a W."""
+    paths = [policy.folder.parent / "weights.json" for policy in policies if policy.method != "base"]
+    found = [WeightMatrix.load(path) for path in paths if path.is_file()]
+    return next((each for each in found if "tau" in each.info), found[0] if found else None)
 
 
 def _curves(folders: Sequence[Path]) -> GainCurves | None:

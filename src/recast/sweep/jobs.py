@@ -16,12 +16,13 @@ from typing import Any
 from recast import config
 from recast.config import Recipe
 from recast.core.curves import GainCurves
+from recast.core.effects import Effects
 from recast.core.weights import ENTROPIC, Method, WeightMatrix
 from recast.errors import RecastError, StaleError
 from recast.evaluate import stage as evaluation
 from recast.progress import no_progress
 from recast.train import stage as training
-from recast.weigh import weigh
+from recast.weigh import weigh_recipe
 
 __all__ = [
     "Job",
@@ -147,11 +148,17 @@ def _resuming(folder: Path | None) -> tuple[str, ...]:
     return () if folder is None else (f"train.resume_from={folder}",)
 
 
-def prepare(recipe: Recipe, curves: GainCurves, job: Job, unfinished: Collection[Path] = ()) -> str | None:
+def prepare(
+    recipe: Recipe,
+    curves: GainCurves,
+    job: Job,
+    unfinished: Collection[Path] = (),
+    effects: Effects | None = None,
+) -> str | None:
     """Write W into the folder of a job and set aside results of other settings; a sentence about it, or None.
 
     `unfinished` are the folders of the warmups that have yet to be trained; what resumed from one of them before is
-    set aside as well.
+    set aside as well. `effects` are those of the levels, which `weigh.columns: effect` needs.
     """
     settings = job.load()
     note = None
@@ -160,14 +167,11 @@ def prepare(recipe: Recipe, curves: GainCurves, job: Job, unfinished: Collection
     if job.is_warmup:
         return note or _refresh_warmup(settings, job.folder)
     if job.method is not None:
-        matrix = weigh(
-            curves,
-            dict(job.budget),
-            job.method,
-            tau=recipe.weigh.tau if job.method in ENTROPIC else 1.0,
-            shrink=recipe.weigh.shrink and job.method != "static",
-            seed=recipe.weigh.seed,
-        )
+        own: dict[str, Any] = {"method": job.method, "budget": dict(job.budget)}
+        own |= {} if job.method in ENTROPIC else {"tau": 1.0}  # what its method does not read
+        own |= {"shrink": False} if job.method == "static" else {}
+        weighing = recipe.model_copy(update={"weigh": recipe.weigh.model_copy(update=own)})
+        matrix = weigh_recipe(weighing, curves, effects)
         note = note or _refresh_training(settings, job.folder, matrix)
         matrix.save(job.folder / "weights.json")
     return _refresh_scores(settings, job) or note

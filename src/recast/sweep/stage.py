@@ -13,6 +13,7 @@ import numpy as np
 from recast import processes
 from recast.config import Recipe
 from recast.core.curves import GainCurves
+from recast.core.effects import Effects
 from recast.core.weights import WeightMatrix
 from recast.errors import StaleError
 from recast.estimate import stage as estimation
@@ -86,13 +87,14 @@ def compare(
     most: int | None,
     observer: Observer,
     warmups: Mapping[Path, Recipe] | None = None,
+    effects: Effects | None = None,
 ) -> reporting.Report | None:
     """Train and evaluate all jobs, at most `most` at a time, and report; None on all processes but the first.
 
-    Under a launcher, the jobs run in sequence, each on all processes.
+    Under a launcher, the jobs run in sequence, each on all processes. `weigh.columns: effect` needs `effects`.
     """
     if processes.RANK == 0:
-        for note in prepare(recipe, out, curves, planned, warmups or {}):
+        for note in prepare(recipe, out, curves, planned, warmups or {}, effects):
             observer.note(f"note: {note}")
     processes.wait()
     # Warmups first, since others resume from them; the base only has to be evaluated: last, on the first free device.
@@ -114,7 +116,12 @@ def compare(
 
 
 def prepare(
-    recipe: Recipe, out: Path, curves: GainCurves, planned: Sequence[Job], warmups: Mapping[Path, Recipe]
+    recipe: Recipe,
+    out: Path,
+    curves: GainCurves,
+    planned: Sequence[Job],
+    warmups: Mapping[Path, Recipe],
+    effects: Effects | None = None,
 ) -> list[str]:
     """Write the recipes and the W of every job, and set stale results aside; a sentence for each of these."""
     recipe.save(out / "recipe.yaml")
@@ -123,7 +130,7 @@ def prepare(
     notes: list[str] = []
     unfinished: set[Path] = set()
     for job in planned:  # warmups come before what resumes from them
-        note = jobs.prepare(recipe, curves, job, unfinished)
+        note = jobs.prepare(recipe, curves, job, unfinished, effects)
         notes += [] if note is None else [note]
         if job.is_warmup and not jobs.finished(job):
             unfinished.add(job.folder)

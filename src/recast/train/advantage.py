@@ -17,6 +17,7 @@ from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
 
 __all__ = [
+    "EPSILON",
     "Mode",
     "Spread",
     "advantages",
@@ -30,7 +31,8 @@ __all__ = [
 
 Mode = Literal["step", "shared", "reward"]
 Spread = Literal["batch", "group"]
-_EPSILON = 1e-4  # added to standard deviations, as DiffusionNFT does
+EPSILON = 1e-4
+"""Added to standard deviations, as DiffusionNFT does."""
 
 
 def advantages(
@@ -85,7 +87,7 @@ def contributions(
     # Centered before mixing: otherwise a reward that applies to some images only would count as an advantage itself.
     values = _centered(raw, groups)
     if mode == "reward":
-        values = values / (_std(values, groups, spread) + _EPSILON)
+        values = values / (_std(values, groups, spread) + EPSILON)
     found = weights.terms(values)
     if mode == "reward":
         mixed = found.sum(1)
@@ -94,7 +96,7 @@ def contributions(
     scale = _std(mixed, groups, spread)
     if mode != "step":  # one for all steps: the root of their mean variance
         scale = (scale**2).mean(1, keepdim=True).sqrt()
-    return (found / (scale + _EPSILON).unsqueeze(1)).nan_to_num(0.0)
+    return (found / (scale + EPSILON).unsqueeze(1)).nan_to_num(0.0)
 
 
 def by_sigma(table: Tensor, weights: WeightMatrix, sigmas: Tensor) -> Tensor:

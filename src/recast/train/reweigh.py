@@ -21,7 +21,7 @@ __all__ = ["reweigh"]
 
 
 def reweigh(recipe: Recipe, out: Path, trainer: Any) -> WeightMatrix:
-    """W of the same rewards, budget and method, from rollouts of the old policy; saves its curves to RUN/reweighed."""
+    """W of the same rewards, budget, method and ν, from rollouts of the old policy; curves go to RUN/reweighed."""
     accelerator, weights = trainer.accelerator, trainer.weights
     found: list[tuple[str, Rollouts]] = []
     failure: RecastError | None = None
@@ -42,7 +42,8 @@ def reweigh(recipe: Recipe, out: Path, trainer: Any) -> WeightMatrix:
         curves.save(out / "reweighed" / f"epoch-{trainer.position.epoch:05d}" / "gains.json")
     budget = dict(zip(weights.rewards, weights.budget.tolist(), strict=True))
     settings = recipe.weigh
-    return weigh(curves, budget, weights.method, tau=settings.tau, shrink=settings.shrink, seed=settings.seed)
+    options: dict[str, Any] = {"tau": settings.tau, "shrink": settings.shrink, "seed": settings.seed}
+    return weigh(curves, budget, weights.method, columns=weights.nu, **options)
 
 
 def _check(measured: list[float], trained: list[float]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs, set_seed
@@ -28,7 +29,7 @@ from recast.rewards import base
 from recast.train import checkpoint, metrics, trackers, zero
 from recast.train.reweigh import reweigh
 from recast.train.trainer import StoppedError, Trainer
-from recast.weigh import static
+from recast.weigh import columns_of, effects_of, masses, static
 
 __all__ = ["Observer", "accelerator_of", "build", "check_stale", "check_weights", "finished", "train"]
 
@@ -154,7 +155,10 @@ def _weights(
     if weights is None and recipe.weigh.method == "static":
         if accelerator.is_main_process and not path.exists():
             policy = _load_policy(recipe)
-            static(recipe.budget, policy.sigmas(recipe.train.steps or recipe.estimate.steps)).save(path)
+            grid = policy.sigmas(recipe.train.steps or recipe.estimate.steps)
+            # Its factors do not depend on ν, so there is nothing to measure for it.
+            columns = None if recipe.weigh.columns == "effect" else columns_of(recipe, grid)
+            static(recipe.budget, grid, columns).save(path)
         accelerator.wait_for_everyone()
     if not path.exists():
         raise RecastError(f"{path} does not exist: run recast weigh first, or name another file with --weights")
@@ -172,16 +176,37 @@ def _load_policy(recipe: Recipe) -> SD3Policy:
 
 
 def check_weights(recipe: Recipe, matrix: WeightMatrix, path: Path) -> None:
-    """Raise `StaleError` if W has another method or budget than the recipe."""
+    """Raise `StaleError` if W has another method, budget or ν than the recipe."""
     share = sinkhorn.simplex(list(recipe.budget.values()), len(recipe.budget), "budget")
     asked = {name: round(float(value), 6) for name, value in zip(recipe.budget, share, strict=True)}
     has = {name: round(float(value), 6) for name, value in zip(matrix.rewards, matrix.budget, strict=True)}
-    for what, wanted, found in (("weigh.method", recipe.weigh.method, matrix.method), ("the budget", asked, has)):
+    facts: list[tuple[str, Any, Any]] = [("weigh.method", recipe.weigh.method, matrix.method)]
+    facts += [("the budget", asked, has), ("weigh.columns", *_columns(recipe, matrix, path))]
+    for what, wanted, found in facts:
         if wanted != found:
             raise StaleError(
                 f"{path} was made with {what} = {found}, but the recipe has {wanted}: run recast weigh again, "
                 "or name the file with --weights"
             )
+
+
+def _columns(recipe: Recipe, matrix: WeightMatrix, path: Path) -> tuple[Any, Any]:
+    """The recipe's `weigh.columns` and that of W, equal if they fit; a static W fits any effects."""
+    asked, source = recipe.weigh.columns, matrix.info.get("columns")
+    has = "uniform" if matrix.uniform else [round(float(value), 6) for value in matrix.nu]
+    if asked == "uniform":
+        return asked, source or has
+    if asked != "effect":
+        nu = masses(asked, matrix.steps, "weigh.columns")
+        return "uniform" if nu is None else [round(float(value), 6) for value in nu], source or has
+    if matrix.method == "static":
+        return asked, asked
+    if not (path.parent / "effects.json").is_file():
+        return asked, source or has
+    measured = columns_of(recipe, matrix.sigmas, effects_of(recipe, path.parent))
+    if np.allclose(matrix.nu, 1 / matrix.steps if measured is None else measured, rtol=0, atol=1e-9):
+        return asked, asked
+    return asked, "effect of another measurement" if source else has
 
 
 def build(

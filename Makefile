@@ -20,6 +20,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/sinkhorn.py
 	$(BIN)/python benchmarks/estimator.py
 	$(BIN)/python benchmarks/surrogate.py
+	$(BIN)/python benchmarks/credit.py
 	$(BIN)/python benchmarks/policy.py
 	$(BIN)/python benchmarks/shapes.py
 	$(BIN)/python benchmarks/estimate.py

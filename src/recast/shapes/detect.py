@@ -30,8 +30,8 @@ class Reading:
     """The content of each cell of a batch of images, (B, 16).
 
     `drawn`: something is drawn. `held`: the index of the closest object. `certain`: it is that object. `error`: root
-    mean square error over the pixels of the object. `paper_error` (B,): the same over all pixels that no certain object
-    covers.
+    mean square error over the pixels of the object. `paper_error`: the same, relative to the paper, over the pixels of
+    the cell around it.
     """
 
     drawn: Tensor
@@ -84,8 +84,8 @@ def _read(images: Tensor) -> Reading:
     drawn = there > _DRAWN**2 * 3 * pixels
     own = inside.gather(-1, held[..., None])[..., 0] / (3 * touched.sum(1)[held])
     certain = drawn & (left < _EXPLAINED**2 * there)
-    open_paper = 1 - certain[..., None] * touched[held]
-    stray = (square * open_paper).sum((1, 2)) / (3 * open_paper.sum((1, 2)))
+    around = 1 - touched[held]
+    stray = (square * around).sum(-1) / (3 * around.sum(-1))
     # The rounding of images stored in 8 bits does not count as an error.
     stray = (stray - _ROUNDING).clamp(min=0)
     return Reading(drawn, held, certain, own.clamp(min=0).sqrt(), stray.sqrt())

@@ -23,6 +23,8 @@ __all__ = ["clip", "pipeline", "text_config", "tokenizer", "words"]
 _TOKENS = 16
 """Maximum length of a prompt in tokens; the longest of the grammar has 8 words and two special tokens."""
 _TEXT_WIDTH, _WIDTH, _LATENTS = 48, 96, 40
+_SHIFT, _TERMINAL = 1.5, 0.1
+"""Of the scheduler: a grid that resolves where the rewards are decided, and has no level that trains nothing."""
 
 
 def words() -> list[str]:
@@ -97,7 +99,7 @@ def pipeline(seed: int = 0) -> StableDiffusion3Pipeline:
     )
     return StableDiffusion3Pipeline(
         transformer=transformer,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=_SHIFT, shift_terminal=_TERMINAL),
         vae=vae.fit(_LATENTS),
         text_encoder=encoders[0],
         tokenizer=tokenizer(),

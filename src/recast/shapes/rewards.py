@@ -26,7 +26,7 @@ __all__ = ["Alignment", "Background", "Census", "Composition", "Detail"]
 _Array = NDArray[np.float64]
 _Metadata = Sequence[Mapping[str, Any]] | None
 _KINDS = len(prompts.SHAPES) * len(prompts.COLORS)
-_DETAIL_SCALE, _BACKGROUND_SCALE = 0.05, 0.008
+_DETAIL_SCALE, _BACKGROUND_SCALE = 0.05, 0.01
 """Errors with a score of 1/e, chosen so that the base policy can improve (docs/shapes.md)."""
 
 
@@ -119,17 +119,26 @@ class Detail:
         """Mean quality of the drawn objects, (B,)."""
         images = as_tensor(images, texts)
         reading = detect.read(images)
-        quality = torch.exp(-reading.error / _DETAIL_SCALE) * reading.drawn
-        return (quality.sum(1) / reading.drawn.sum(1).clamp(min=1)).double().numpy()
+        return _mean_drawn(torch.exp(-reading.error / _DETAIL_SCALE), reading.drawn)
 
 
 class Background:
-    """The cleanness of the paper: exp(−error / 0.008) relative to a smooth gradient, outside the objects."""
+    """The cleanness of the paper around the drawn objects, independent of the prompt and of the number of objects.
+
+    The mean of exp(−error / 0.01) over the drawn cells, outside their objects and relative to a smooth gradient; 0 for
+    an empty paper. Over the whole paper, a policy would raise it by drawing fewer objects (docs/shapes.md).
+    """
 
     def __call__(self, images: Images, texts: Sequence[str], metadata: _Metadata = None) -> _Array:
         """Cleanness of the paper, (B,)."""
         images = as_tensor(images, texts)
-        return torch.exp(-detect.read(images).paper_error / _BACKGROUND_SCALE).double().numpy()
+        reading = detect.read(images)
+        return _mean_drawn(torch.exp(-reading.paper_error / _BACKGROUND_SCALE), reading.drawn)
+
+
+def _mean_drawn(quality: Tensor, drawn: Tensor) -> _Array:
+    """Mean quality (B,) of the drawn cells, 0 if there are none."""
+    return ((quality * drawn).sum(1) / drawn.sum(1).clamp(min=1)).double().numpy()
 
 
 class Alignment(ClipScore):

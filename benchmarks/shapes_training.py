@@ -1,12 +1,12 @@
-"""Training on the embedded world: the choice of normalization, ReCAST against static, and training past the plateau.
+"""How the embedded world and its training were chosen: on the base or on static alone, and on validation prompts.
 
     python benchmarks/shapes_training.py
 
-Three blocks of runs of recipes/shapes.yaml, two at a time with one thread each; every number is measured on the
-averaged adapter, with four images per prompt. `choice`: both normalizations, scored on the validation prompts, with
-other seeds. `methods`: the recipe with static, Sinkhorn and time-reversed W, three seeds, scored on the held-out
-prompts. `overshoot`: with DiffusionNFT's KL weight (1e-4) and the paper's learning rate, and for longer. Writes
-results/shapes_training.json in this folder; takes about half an hour on two cores.
+Three blocks, two runs at a time with one thread each. `grid`: the untrained base with several schedulers and two
+samplers. `background`: training on the background reward alone, as it is and over the whole paper, as it was before.
+`static`: recipes/shapes.yaml with static weights and equal budgets, three seeds, scored every quarter of training.
+Every number is measured on the averaged adapter, with eight images per prompt. Writes results/shapes_training.json
+in this folder; takes about fifteen minutes on two cores.
 """
 
 from __future__ import annotations
@@ -22,71 +22,109 @@ RESULTS = Path(__file__).parent / "results"
 RECIPE = Path(__file__).parents[1] / "recipes/shapes.yaml"
 LINES = RESULTS / "shapes_training.jsonl"
 """One line per finished run, which is not run again. Remove the file to measure again."""
-REPEATS, SEED = 4, 42
+REPEATS, SEED, SEEDS = 8, 42, (100, 101, 102)
 TRAINED = ("composition", "alignment", "detail", "background")
-HELD_OUT = ("census",)
-CHOICE_SEEDS, SEEDS = (100, 101, 102), (0, 1, 2)
-LONGER = ("train.kl_weight=1e-4", "train.epochs=48", "train.learning_rate=3e-4")
+WHOLE = "shapes_training:WholePaper"
+GRIDS = ((3.0, None), (1.0, None), (1.0, 0.1), (1.5, 0.05), (1.5, 0.1), (2.0, 0.1))
+"""Shift and terminal σ of the scheduler."""
+ALONE, EPOCHS = ("background", WHOLE), 8
+"""Rewards that are trained alone, and for how many epochs."""
 
 
-def evaluate(policy: Any, split: str) -> dict[str, float]:
-    """The mean of every reward over the prompts of a split, `REPEATS` images each, the same seeds for all policies."""
+class WholePaper:
+    """The background reward until 0.2.0: exp(−error/0.008) over all pixels that no certain object covers."""
+
+    def __call__(self, images: Any, texts: Any, metadata: Any = None) -> Any:
+        """Cleanness of the whole paper, (B,)."""
+        import torch
+
+        from recast.shapes import detect, render
+
+        reading = detect.read(images)
+        cells, paper = (render.to_cells(each) for each in (images.float(), detect._paper(images.float())))
+        touched = (render.objects().coverage > 0).float()[reading.held]
+        inside = 1 - reading.certain[..., None] * touched
+        stray = ((cells - paper).square().sum(2) * inside).sum((1, 2)) / (3 * inside.sum((1, 2)))
+        error = (stray - detect._ROUNDING).clamp(min=0).sqrt()
+        return torch.exp(-error / 0.008).double().numpy()
+
+
+def evaluate(policy: Any, method: str = "dpm2") -> dict[str, float]:
+    """The mean of every reward over the validation prompts, `REPEATS` images each, the same seeds for all policies."""
     import numpy as np
 
     from recast import prompts
     from recast.flow.generate import generate
     from recast.rewards import base
 
-    rows = prompts.load(f"shapes:{split}") * REPEATS
+    rows = prompts.load("shapes:validation") * REPEATS
     texts = [row["prompt"] for row in rows]
-    images = generate(policy, texts, [SEED + k for k in range(len(rows))], steps=10)
-    models = {name: base.load(name) for name in (*TRAINED, *HELD_OUT)}
-    means = np.nanmean(base.score(models, images, texts, rows), axis=1)
-    found = dict(zip(models, means.tolist(), strict=True))
-    return {"mean": sum(found[name] for name in TRAINED) / len(TRAINED), **found}
+    images = generate(policy, texts, [SEED + k for k in range(len(rows))], steps=10, method=method)  # type: ignore[arg-type]
+    models: dict[str, Any] = {name: base.load(name) for name in (*TRAINED, "census")}
+    means = np.nanmean(base.score(models | {"whole_paper": WholePaper()}, images, texts, rows), axis=1)
+    found = dict(zip([*models, "whole_paper"], means.tolist(), strict=True))
+    return {"sum": sum(found[name] for name in TRAINED), **found}
 
 
-def run(job: tuple[str, str, str, list[str], str]) -> dict[str, Any]:
-    """Train one policy and score it at a quarter, at half and at the end of training."""
-    block, method, split, overrides, gains = job
-    import torch
+def grid(shift: float, terminal: float | None) -> dict[str, Any]:
+    """Levels of a scheduler and the rewards of the base with it, for both samplers."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
 
-    from recast import GainCurves, config, prompts, weigh
+    from recast import config
+    from recast.flow import sd3
+
+    policy = sd3.load(config.policy(model="shapes"))
+    policy.pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=shift, shift_terminal=terminal)
+    scores = {method: evaluate(policy, method) for method in ("dpm2", "euler")}
+    return {"shift": shift, "terminal": terminal, "sigmas": policy.sigmas(10), "scores": scores}
+
+
+def train(budget: dict[str, float], overrides: list[str]) -> dict[str, Any]:
+    """Train one policy with static weights and score it at every quarter of training."""
+    from recast import config, prompts
     from recast.train import stage
+    from recast.weigh import static
 
-    torch.set_num_threads(1)
-    recipe = config.load(RECIPE, overrides)
-    curves = GainCurves.load(gains)
-    weights = weigh(curves, dict.fromkeys(curves.rewards, 1.0), method)  # type: ignore[arg-type]
+    recipe = config.load(RECIPE, overrides).model_copy(update={"rewards": dict.fromkeys(budget)})
     with tempfile.TemporaryDirectory() as folder:
         accelerator = stage.accelerator_of(recipe, Path(folder))
-        trainer = stage.build(recipe, weights, prompts.load(recipe.train.prompts), accelerator)
+        policy = stage._load_policy(recipe)
+        weights = static(budget, policy.sigmas(recipe.estimate.steps))
+        trainer = stage.build(recipe, weights, prompts.load(recipe.train.prompts), accelerator, policy)
         scores: dict[str, Any] = {}
         while trainer.position.epoch < recipe.train.epochs:
             trainer.epoch()
             done = trainer.position.epoch
             if done % (recipe.train.epochs // 4) == 0:
                 with trainer.averaged():
-                    scores[str(done)] = evaluate(trainer.policy, split)
-    made = {"block": block, "method": method, "split": split, "overrides": overrides, "scores": scores}
+                    scores[str(done)] = evaluate(trainer.policy)
+    return {"overrides": overrides, "scores": scores}
+
+
+def run(job: tuple[str, Any]) -> None:
+    """Measure one job and write its line."""
+    import torch
+
+    torch.set_num_threads(1)
+    name, facts = job
+    block = name.split()[0]
+    if block == "grid":
+        found = grid(*facts)
+    elif block == "background":
+        found = train({facts: 1.0}, [f"train.seed={SEEDS[0]}", f"train.epochs={EPOCHS}"])
+    else:
+        found = train(dict.fromkeys(TRAINED, 1.0), [f"train.seed={facts}"])
+    made = {"name": name, **found}
     print(json.dumps(made), flush=True)
     with LINES.open("a", encoding="utf-8") as file:
         file.write(json.dumps(made) + "\n")
-    return made
 
 
-def jobs(gains: str) -> list[tuple[str, str, str, list[str], str]]:
-    """All runs."""
-    both = ("static", "sinkhorn")
-    found = [
-        ("choice", method, "validation", [f"train.seed={seed}", f"train.normalize={mode}"])
-        for seed in CHOICE_SEEDS
-        for mode in ("step", "reward")
-        for method in both
-    ]
-    found += [("methods", method, "test", [f"train.seed={seed}"]) for seed in SEEDS for method in (*both, "reversed")]
-    found += [("overshoot", method, "test", [f"train.seed={seed}", *LONGER]) for seed in (0,) for method in both]
-    return [(*job, gains) for job in found]
+def jobs() -> list[tuple[str, Any]]:
+    """All runs by their names, the longest first."""
+    found: list[tuple[str, Any]] = [(f"static {seed}", seed) for seed in SEEDS]
+    found += [(f"background {name}", name) for name in ALONE]
+    return found + [(f"grid {shift:g} {terminal}", (shift, terminal)) for shift, terminal in GRIDS]
 
 
 def finished() -> list[dict[str, Any]]:
@@ -94,44 +132,17 @@ def finished() -> list[dict[str, Any]]:
     return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.exists() else []
 
 
-def describe(job: Any) -> tuple[str, str, tuple[str, ...]]:
-    """What identifies a run: its block, method and settings."""
-    block, method, changes = (
-        (job["block"], job["method"], job["overrides"]) if isinstance(job, dict) else (job[0], job[1], job[3])
-    )
-    return block, method, tuple(changes)
-
-
-def measure_gains(folder: Path) -> str:
-    """Estimate the curves of the recipe; returns the path of gains.json."""
-    from recast import config
-    from recast.estimate import stage
-    from recast.progress import no_progress
-    from recast.propose.stage import propose
-
-    recipe = config.load(RECIPE)
-    propose(recipe, folder, no_progress)
-    stage.estimate(recipe, folder, no_progress)
-    return str(folder / "gains.json")
-
-
 def main() -> None:
     """Run everything, print and write the results."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    from recast import config
     from recast.core import artifact
-    from recast.flow import sd3
 
-    with tempfile.TemporaryDirectory() as name:
-        gains = measure_gains(Path(name))
-        todo = [job for job in jobs(gains) if describe(job) not in map(describe, finished())]
-        with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
-            pool.map(run, todo, chunksize=1)
-    found = [made for made in finished() if describe(made) in map(describe, jobs(""))]
-    policy = sd3.load(config.policy(model="shapes"))
-    base = {split: evaluate(policy, split) for split in ("validation", "test")}
-    found.sort(key=lambda made: (made["block"], made["overrides"], made["method"]))
-    artifact.write(RESULTS / "shapes_training.json", "recast.benchmark.shapes_training", {"base": base, "runs": found})
+    done = {made["name"] for made in finished()}
+    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+        pool.map(run, [job for job in jobs() if job[0] not in done], chunksize=1)
+    known = {made["name"]: made for made in finished()}
+    runs = [known[name] for name, _ in jobs()]
+    artifact.write(RESULTS / "shapes_training.json", "recast.benchmark.shapes_training", {"runs": runs})
 
 
 if __name__ == "__main__":

@@ -6,18 +6,21 @@ epochs). Its settings are recorded under the names they had then.
 
 import json
 import shutil
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
+from diffusers import FlowMatchEulerDiscreteScheduler
 from safetensors.numpy import load_file
 
-from recast import GainCurves, WeightMatrix, config, weigh
+from recast import GainCurves, WeightMatrix, config, shapes, weigh
 from recast.config import Recipe
 from recast.errors import StaleError
 from recast.estimate import at_orders
 from recast.estimate import stage as estimation
 from recast.evaluate import stage as evaluation
+from recast.flow import sd3
 from recast.progress import no_progress
 from recast.report.stage import report
 from recast.train import stage as training
@@ -28,8 +31,13 @@ REWARDS = ("composition", "alignment", "detail", "background")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A copy of the run that a test may change."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run that a test may change, in the shapes world as it was then: SD3's scheduler, no version."""
+    data = tmp_path / "world/data"
+    shutil.copytree(files("recast.shapes").joinpath("data"), data)  # type: ignore[call-overload]
+    FlowMatchEulerDiscreteScheduler(shift=3.0).save_pretrained(data / "pipeline/scheduler")
+    monkeypatch.setattr(sd3, "files", lambda _: tmp_path / "world")
+    monkeypatch.setattr(shapes, "VERSION", None)
     return Path(shutil.copytree(OLD, tmp_path / "run"))
 
 
@@ -93,3 +101,11 @@ def test_scores_are_up_to_date_and_reported(run: Path, tmp_path: Path) -> None:
     rows = {row[0].text for table in made.tables for row in table.rows}
     assert {*REWARDS, "census"} <= rows
     assert made.page.is_file()
+
+
+def test_results_of_the_former_shapes_world_are_not_continued(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with pytest.raises(StaleError, match=r"policy\.world = None, not 2"):
+        training.train(recipe(run, epochs=3), run)
+    with pytest.raises(StaleError, match=r"policy\.world"):
+        evaluation.check_stale(recipe(run), run / "scores", run / "lora")

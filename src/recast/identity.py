@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from recast import versions
+from recast import shapes, versions
 from recast.config import RENAMED, Recipe
 from recast.core import artifact
 from recast.core.weights import WeightMatrix
@@ -42,6 +42,8 @@ def policy(recipe: Recipe) -> dict[str, Any]:
     """The settings that decide the images of a policy; an adapter is identified by its content."""
     keys = ("model", "dtype", "guidance", "resolution", "max_sequence_length")
     facts: dict[str, Any] = {key: getattr(recipe.policy, key) for key in keys}
+    if recipe.policy.model == "shapes":
+        facts["world"] = shapes.VERSION
     if recipe.policy.lora is not None:
         facts["lora"] = adapter_hash(recipe.policy.lora)
     return facts

@@ -70,6 +70,7 @@ def test_run_under_torchrun_goes_through_all_stages_together(tmp_path: Path) -> 
         "train.trackers=[]",
         "train.preview_every=0",
         "evaluate.count=16",
+        "evaluate.repeats=1",
         "evaluate.steps=2",
     )
     shapes = ("run", str(ROOT / "recipes/shapes.yaml"), *small)

@@ -95,7 +95,7 @@ class Policy(Protocol):
     >>> from recast.flow import sd3
     >>> policy = sd3.load(config.policy(model="shapes"))
     >>> policy.latent_shape, [round(sigma, 3) for sigma in policy.sigmas(2)]
-    ((40, 4, 4), [0.0, 0.009, 1.0])
+    ((40, 4, 4), [0.0, 0.1, 1.0])
     >>> tuple(policy.decode(torch.zeros(1, *policy.latent_shape)).shape)
     (1, 3, 64, 64)
     """

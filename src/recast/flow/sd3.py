@@ -216,6 +216,8 @@ class SD3Policy:
         """σ_0..σ_T as the pipeline's scheduler sets them, depending on the resolution if it uses dynamic shifting."""
         if steps < 1:
             raise RecastError(f"the number of steps must be at least 1, not {steps}")
+        if steps == 1:
+            return [0.0, 1.0]  # diffusers divides 0 by 0 here if the scheduler has a terminal shift
         config = self.pipe.scheduler.config
         scheduler = type(self.pipe.scheduler).from_config(config)
         shift = {}

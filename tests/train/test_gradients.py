@@ -5,13 +5,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from test_trainer import one_thread  # noqa: F401 - an autouse fixture
 from typer.testing import CliRunner
 
 from recast import GainCurves, WeightMatrix, config, prompts
@@ -30,14 +30,6 @@ SMALL = [
     *(f"train.steps={STEPS}", f"estimate.steps={STEPS}", "weigh.budget={composition: 1, detail: 3}"),
 ]
 OPTIONS = ["--gradients", "--prompts", str(PROMPTS), "--images-per-prompt", str(IMAGES)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def recipe(*more: str) -> config.Recipe:

@@ -301,6 +301,10 @@ class TrainConfig(Section):
             raise ValueError("both must lie in [0, 1)")
         return value
 
+    def levels(self, steps: int) -> int:
+        """Number of the T levels at which an image is trained; DiffusionNFT's rounding."""
+        return max(1, int(self.fraction * steps))
+
     def used(self) -> dict[str, Any]:
         """The settings that decide the trained adapters; a checkpoint of other settings is refused."""
         idle = {"save_every", "keep", "preview_every", "trackers", "steps"}  # the steps are those of W

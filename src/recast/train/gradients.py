@@ -219,8 +219,7 @@ def _settings(recipe: Recipe, plan: _Plan) -> dict[str, Any]:
 
 def _training(recipe: Recipe, steps: int) -> dict[str, Any]:
     """What the recipe's training does with the gradients."""
-    levels = max(1, int(recipe.train.fraction * steps))
-    return {"batch": recipe.train.batch, "levels": levels, "normalize": recipe.train.normalize}
+    return {"batch": recipe.train.batch, "levels": recipe.train.levels(steps), "normalize": recipe.train.normalize}
 
 
 def _known(recipe: Recipe, out: Path, settings: dict[str, Any], free: Any) -> Effects | None:

@@ -360,7 +360,7 @@ class _Averaged:
 
 def _batches(settings: TrainConfig, steps: int, processes: int) -> groups.Batches:
     """The sizes of an epoch for T = `steps`."""
-    levels = max(1, int(settings.fraction * steps))  # DiffusionNFT's rounding
+    levels = settings.levels(steps)
     return groups.batches(
         processes, settings.prompts_per_epoch, settings.images_per_prompt, settings.batch, levels, settings.micro_batch
     )

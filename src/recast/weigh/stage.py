@@ -194,8 +194,7 @@ def effects_of(recipe: Recipe, out: Path) -> Effects | None:
     if not path.is_file():
         raise RecastError(f"weigh.columns = effect needs {path}, which does not exist: {_DOCTOR} {out}")
     found, train = Effects.load(path), recipe.train  # as in recast.train.gradients, whose file serves any batch
-    levels = max(1, int(train.fraction * found.steps))
-    return replace(found, batch=train.batch, levels=levels, normalize=train.normalize)
+    return replace(found, batch=train.batch, levels=train.levels(found.steps), normalize=train.normalize)
 
 
 def weigh_recipe(recipe: Recipe, curves: GainCurves, effects: Effects | None = None) -> WeightMatrix:

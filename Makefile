@@ -22,6 +22,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/surrogate.py
 	$(BIN)/python benchmarks/credit.py
 	$(BIN)/python benchmarks/policy.py
+	$(BIN)/python benchmarks/families.py
 	$(BIN)/python benchmarks/shapes.py
 	$(BIN)/python benchmarks/estimate.py
 	$(BIN)/python benchmarks/train.py

@@ -17,7 +17,8 @@ import torch
 
 from recast import config
 from recast.core import artifact
-from recast.flow import sampling, sd3
+from recast.flow import families, sampling
+from recast.flow.pipeline import PipelinePolicy
 from recast.flow.policy import conditioned
 from recast.rewards import base
 from recast.shapes import prompts
@@ -42,7 +43,8 @@ def alternate(*calls: Callable[[], object], rounds: int = ROUNDS) -> list[float]
 
 def sampling_ratio(steps: int, guidance: float) -> float:
     """Time of our loop, including conditioning and decoding, over that of `pipe(...)` for the same images."""
-    policy = sd3.load(config.policy(model="shapes", guidance=guidance))
+    policy = families.load(config.policy(model="shapes", guidance=guidance))
+    assert isinstance(policy, PipelinePolicy)
 
     @torch.no_grad()
     def ours() -> torch.Tensor:
@@ -70,7 +72,8 @@ def sampling_ratio(steps: int, guidance: float) -> float:
 
 def conditioning() -> dict[str, float]:
     """Time of conditioning on cached prompts over encoding them, and of encoding over sampling."""
-    policy = sd3.load(config.policy(model="shapes"))
+    policy = families.load(config.policy(model="shapes"))
+    assert isinstance(policy, PipelinePolicy)
     texts = [row["prompt"] for row in prompts.load("test")[:IMAGES]]
     policy.condition(texts)
 
@@ -89,7 +92,7 @@ def conditioning() -> dict[str, float]:
 
 def scoring() -> dict[str, float]:
     """Time of scoring a batch with each reward over that of sampling it at T = 10."""
-    policy = sd3.load(config.policy(model="shapes"))
+    policy = families.load(config.policy(model="shapes"))
     texts = [row["prompt"] for row in prompts.load("test")[:IMAGES]]
     x = torch.randn(IMAGES, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
 

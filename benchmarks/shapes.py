@@ -22,7 +22,7 @@ from recast import config
 from recast.core import artifact, renyi
 from recast.core.curves import GainCurves
 from recast.estimate import rollouts
-from recast.flow import sampling, sd3
+from recast.flow import families, sampling
 from recast.flow.policy import conditioned
 from recast.report import figures
 from recast.rewards import base
@@ -44,7 +44,7 @@ class Setup:
     """The shipped base, its rewards and sixteen prompts."""
 
     def __init__(self) -> None:
-        self.policy = sd3.load(config.policy(model="shapes"))
+        self.policy = families.load(config.policy(model="shapes"))
         self.models = {name: base.load(name) for name in REWARDS}
         self.rows = prompts.load("validation")[:PROMPTS]
         self.sigmas = self.policy.sigmas(STEPS)

@@ -71,9 +71,11 @@ def grid(shift: float, terminal: float | None) -> dict[str, Any]:
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     from recast import config
-    from recast.flow import sd3
+    from recast.flow import families
+    from recast.flow.pipeline import PipelinePolicy
 
-    policy = sd3.load(config.policy(model="shapes"))
+    policy = families.load(config.policy(model="shapes"))
+    assert isinstance(policy, PipelinePolicy)
     policy.pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=shift, shift_terminal=terminal)
     scores = {method: evaluate(policy, method) for method in ("dpm2", "euler")}
     return {"shift": shift, "terminal": terminal, "sigmas": policy.sigmas(10), "scores": scores}

@@ -21,7 +21,7 @@ import torch
 
 from recast import WeightMatrix, config, prompts
 from recast.core import artifact
-from recast.flow import sd3
+from recast.flow import families
 from recast.train import advantage, stage
 from recast.train.trainer import Trainer
 
@@ -43,7 +43,7 @@ def weights_of(sigmas: list[float], even: bool) -> WeightMatrix:
 def make(folder: Path, even: bool) -> Trainer:
     """A trainer of the shapes recipe."""
     recipe = config.load(RECIPE)
-    sigmas = sd3.load(recipe.policy).sigmas(recipe.estimate.steps)
+    sigmas = families.load(recipe.policy).sigmas(recipe.estimate.steps)
     accelerator = stage.accelerator_of(recipe, folder)
     # The prompts of one epoch, so that all embeddings are cached after it.
     rows = prompts.load(recipe.train.prompts, recipe.train.prompts_per_epoch)

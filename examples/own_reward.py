@@ -17,7 +17,7 @@ from torch import Tensor
 import recast
 from recast import config, prompts, rewards
 from recast.estimate.stage import estimate
-from recast.flow import sd3
+from recast.flow import families
 from recast.flow.generate import generate
 from recast.progress import no_progress
 from recast.propose.stage import propose
@@ -44,7 +44,7 @@ class Clean:
 def main(out: Path, prompt_count: int, steps: int, samples: int, noisings: int) -> recast.WeightMatrix:
     """Score some images, measure both gain curves, and return W."""
     # 1. The reward by itself, on images of the embedded policy.
-    policy = sd3.load(config.policy(model="shapes"))
+    policy = families.load(config.policy(model="shapes"))
     models = {"composition": rewards.load("composition"), "own_reward:Clean": rewards.load("own_reward:Clean")}
     texts = [row["prompt"] for row in prompts.load("shapes:test", 4)]
     images = generate(policy, texts, seeds=range(len(texts)), steps=steps)

@@ -9,7 +9,7 @@ import torch
 
 import recast
 from recast import config, prompts, rewards
-from recast.flow import lora, sampling, sd3
+from recast.flow import families, lora, sampling
 from recast.flow.generate import start_noise
 from recast.flow.policy import conditioned
 from recast.train import nft
@@ -34,8 +34,9 @@ def train(
     seed: int = 0,
 ) -> list[dict[str, float]]:
     """Train the policy; returns and prints the mean rewards and the loss of every epoch."""
-    policy = sd3.load(config.policy(model="shapes", device="cpu"))
-    adapters = lora.Adapters(policy.pipe.transformer)  # "default" is trained, "old" samples, "base" stays as it is
+    policy = families.load(config.policy(model="shapes", device="cpu"))
+    # Of the adapters, "default" is trained, "old" samples, and "base" is the network without them.
+    adapters = lora.Adapters(policy.network, policy.targets)
     optimizer = torch.optim.AdamW(adapters.parameters, lr=1e-3)
     models = {name: rewards.load(name) for name in CURVES}
     sigmas = policy.sigmas(steps)  # the sampler's own grid

@@ -29,7 +29,7 @@ from recast.train.groups import batches
 ROOT = Path(__file__).parents[1]
 LINKED = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
-RUN = ["README.md", "docs/index.md", "docs/shapes.md", *(f"docs/guides/{name}.md" for name in ("own-model", "sd35"))]
+RUN = ["README.md", "docs/index.md", "docs/shapes.md", *(f"docs/guides/{name}.md" for name in ("models", "sd35"))]
 SECTIONS = "|".join(Recipe.model_fields)
 SUFFIXES = {"html", "json", "jsonl", "md", "png", "py", "txt", "yaml"}
 Fence = tuple[str, str]
@@ -189,7 +189,7 @@ def test_names_in_documents_exist(page: str) -> None:
         ("`recast analyze omega RUN` and `recast analyze alpha RUN`", ["verb recast analyze omega RUN"]),
         ("`--no-such`", ["option --no-such"]),
         ("`tests/test_docs.py`, `tests/no_such.py`", ["path tests/no_such.py"]),
-        ("```python\nfrom recast.flow import sd3\n\nsd3.load(1)\n```", []),
+        ("```python\nfrom recast.flow import sd3\n\nsd3.SD3Policy(1)\n```", []),
         ("```python\nfrom recast.flow import sd3\n\nsd3.no_such(1)\n```", ["name recast.flow.sd3.no_such"]),
         ("```python\nfrom recast.flow import sd4\n```", ["name recast.flow.sd4"]),
         ("```yaml\nrewards:\n  ocr: {threads: 4, colour: red}\n```", ["option colour of ocr"]),

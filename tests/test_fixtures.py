@@ -20,7 +20,7 @@ from recast.errors import StaleError
 from recast.estimate import at_orders
 from recast.estimate import stage as estimation
 from recast.evaluate import stage as evaluation
-from recast.flow import sd3
+from recast.flow import families
 from recast.progress import no_progress
 from recast.report.stage import report
 from recast.train import stage as training
@@ -36,7 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = tmp_path / "world/data"
     shutil.copytree(files("recast.shapes").joinpath("data"), data)  # type: ignore[call-overload]
     FlowMatchEulerDiscreteScheduler(shift=3.0).save_pretrained(data / "pipeline/scheduler")
-    monkeypatch.setattr(sd3, "files", lambda _: tmp_path / "world")
+    monkeypatch.setattr(families, "files", lambda _: tmp_path / "world")
     monkeypatch.setattr(shapes, "VERSION", None)
     return Path(shutil.copytree(OLD, tmp_path / "run"))
 

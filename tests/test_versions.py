@@ -16,7 +16,7 @@ from recast.estimate import at_orders
 from recast.estimate import stage as estimation
 from recast.evaluate import Scores, find
 from recast.evaluate import stage as evaluation
-from recast.flow import sd3
+from recast.flow import families
 from recast.progress import no_progress
 from recast.propose import stage as proposing
 from recast.rewards import base
@@ -128,7 +128,7 @@ def test_rollouts_go_on_by_the_version_they_began_with(
         estimation.estimate(one, tmp_path, no_progress, reuse=reuse)
         assert (tmp_path / "gains.json").read_bytes() == written
     with monkeypatch.context() as patch, refused("A 1", "A 2", "choose another --out"):
-        patch.setattr(sd3, "load", None)  # refused before a model is loaded
+        patch.setattr(families, "load", None)  # refused before a model is loaded
         estimation.estimate(two, tmp_path, no_progress)
     become("A 1")
     estimation.estimate(two, tmp_path, no_progress)
@@ -140,7 +140,7 @@ def test_rollouts_go_on_by_the_version_they_began_with(
 def test_training_goes_on_by_the_version_it_began_with(tmp_path: Path, become: Become) -> None:
     become("A 1")
     settings = recipe(*TRAIN, "train.epochs=1")
-    static({"detail": 1.0}, sd3.load(settings.policy).sigmas(2)).save(tmp_path / "weights.json")
+    static({"detail": 1.0}, families.load(settings.policy).sigmas(2)).save(tmp_path / "weights.json")
     weights = tmp_path / "weights.json"
     training.train(settings, tmp_path, weights)
     state = json.loads((tmp_path / "checkpoints/epoch-00001/state.json").read_text())

@@ -42,6 +42,11 @@ def policy(recipe: Recipe) -> dict[str, Any]:
     """The settings that decide the images of a policy; an adapter is identified by its content."""
     keys = ("model", "dtype", "guidance", "resolution", "max_sequence_length")
     facts: dict[str, Any] = {key: getattr(recipe.policy, key) for key in keys}
+    # Left out at their defaults, as earlier releases did not record them.
+    if recipe.policy.family is not None:
+        facts["family"] = recipe.policy.family
+    if recipe.policy.quantize != "none":
+        facts["quantize"] = recipe.policy.quantize
     if recipe.policy.model == "shapes":
         facts["world"] = shapes.VERSION
     if recipe.policy.lora is not None:

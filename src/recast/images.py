@@ -53,11 +53,11 @@ def to_png(image: Tensor) -> bytes:
     return buffer.getvalue()
 
 
-def to_array(content: bytes, side: int) -> NDArray[np.float32]:
-    """Array (3, side, side) in [0, 1] of an image file: center-cropped to a square, then resized."""
+def to_array(content: bytes, size: tuple[int, int]) -> NDArray[np.float32]:
+    """Array (3, height, width) in [0, 1] of an image file: center-cropped to the shape, then resized."""
     from PIL import Image, ImageOps
 
     with Image.open(io.BytesIO(content)) as image:
-        square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BICUBIC)
-    pixels: NDArray[np.float32] = np.asarray(square, np.float32).transpose(2, 0, 1) / np.float32(255)
+        fitted = ImageOps.fit(image.convert("RGB"), size[::-1], Image.Resampling.BICUBIC)
+    pixels: NDArray[np.float32] = np.asarray(fitted, np.float32).transpose(2, 0, 1) / np.float32(255)
     return pixels

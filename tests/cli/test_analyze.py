@@ -15,7 +15,7 @@ from recast.cli import app
 from recast.core import renyi
 from recast.core.curves import GainCurves
 from recast.estimate import at_orders, stage
-from recast.flow import lora, sd3
+from recast.flow import families, lora
 from recast.propose import stage as propose
 from recast.weigh import weigh
 
@@ -42,7 +42,8 @@ def estimate(out: Path, *more: str) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The base with two draws of the renderer, with its own images, and a changed policy."""
     folder = tmp_path_factory.mktemp("runs")
-    adapters = lora.Adapters(sd3.load(config.policy()).pipe.transformer)
+    policy = families.load(config.policy())
+    adapters = lora.Adapters(policy.network, policy.targets)
     for parameter in adapters.parameters:
         parameter.data.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
     adapters.save(folder / "lora")
@@ -113,4 +114,4 @@ def test_what_is_missing_is_named(runs: dict[str, Path], tmp_path: Path) -> None
     assert "gains.json" in result.stderr
     assert call("drift", runs["base"], tmp_path).exit_code == 2
     with pytest.raises(Exception, match="there is no adapter"):
-        sd3.load(config.policy(lora=str(tmp_path)))
+        families.load(config.policy(lora=str(tmp_path)))

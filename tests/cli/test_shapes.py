@@ -53,7 +53,7 @@ def test_pretrain_leaves_models_that_show_and_the_rewards_load(tmp_path: Path, m
     ("arguments", "words"),
     [
         (["--split", "dev"], "unknown split 'dev': choose one of train, validation, test"),
-        (["--model", "no/such-folder"], "no Stable Diffusion 3 pipeline in 'no/such-folder'"),
+        (["--model", "no/such-folder"], "no diffusers pipeline in 'no/such-folder'"),
         (["--guidance", "0.5"], "policy: guidance = 0.5: input should be greater than or equal to 1"),
         (["--out", "/proc/nowhere/sheet"], "the figure cannot be written"),
     ],

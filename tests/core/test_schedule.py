@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 
 from recast.core import schedule
 from recast.errors import RecastError
+from recast.weigh.stage import static
 
 
 def test_shift_three_gives_the_grid_of_sd3() -> None:
@@ -44,6 +45,8 @@ def test_from_scheduler_takes_lists_tensors_and_a_missing_zero() -> None:
         ([1.0, 0.5, 0.0], "from_scheduler"),
         ([0.0, 0.5, 0.9], "to 0.9"),
         ([0.1, 0.5, 1.0], "from 0.1"),
+        ([-0.01, 0.5, 1.0], "from -0.01"),
+        ([0.0, 0.5, 1.01], "to 1.01"),
         ([0.0, float("nan"), 1.0], "finite"),
         (["a", "b"], "list of numbers"),
     ],
@@ -59,10 +62,29 @@ def test_wrong_shift_steps_and_scheduler_lists() -> None:
         (lambda: schedule.from_shift(5, 0.0), "shift must be positive"),
         (lambda: schedule.from_scheduler([0.0, 0.5, 1.0]), "falls from 1 to 0"),
         (lambda: schedule.from_scheduler(["a"]), "list of numbers"),
-        (lambda: schedule.from_scheduler([0.98, 0.5, 0.0]), "must start at 1, pure noise, not at 0.98"),
+        (
+            lambda: schedule.from_scheduler([0.9, 0.5, 0.0]),
+            "start at 1, pure noise, .* not at 0.9",
+        ),
     ):
         with pytest.raises(RecastError, match=words):
             call()
+
+
+@pytest.mark.parametrize("steps", [2, 20])
+@pytest.mark.parametrize(("final", "first"), [("zero", 0.0), ("sigma_min", 0.01)])
+def test_ends_are_what_the_scheduler_says(steps: int, final: str, first: float) -> None:
+    scheduler = DPMSolverMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, final_sigmas_type=final
+    )
+    scheduler.set_timesteps(steps)
+    grid = schedule.grid(scheduler.sigmas.flip(0).tolist())
+    assert grid[0] == pytest.approx(first, abs=1e-5)
+    assert grid[-1] == pytest.approx(0.99967, abs=1e-5)  # 3 · .999 / (1 + 2 · .999)
+    weights = static({"ocr": 1.0, "clip": 1.0}, grid)
+    assert weights.columns(scheduler.sigmas[:-1]).tolist() == list(range(steps))[::-1]
+    if final == "zero":
+        np.testing.assert_array_equal(schedule.from_scheduler(scheduler.sigmas), grid)
 
 
 def test_float32_ends_are_snapped() -> None:

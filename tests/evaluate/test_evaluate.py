@@ -15,7 +15,7 @@ from recast.cli import app
 from recast.config import Recipe
 from recast.errors import RecastError
 from recast.evaluate import Scores, stage
-from recast.flow import lora, sd3
+from recast.flow import families, lora
 from recast.flow.generate import generate
 from recast.progress import no_progress
 from recast.rewards import base
@@ -55,7 +55,7 @@ def test_rows_are_prompts_seeds_files_and_all_scores(whole: Path) -> None:
     assert [(row["index"], row["prompt"], row["seed"]) for row in rows] == [
         (k, text, 42 + k) for k, text in enumerate(texts)
     ]
-    policy = sd3.load(config.policy(model="shapes"))
+    policy = families.load(config.policy(model="shapes"))
     made = generate(policy, texts, [42 + k for k in range(COUNT)], steps=2)
     pixels = torch.stack(
         [torch.from_numpy(np.array(Image.open(whole / "scores" / row["file"]))).permute(2, 0, 1) for row in rows]
@@ -142,7 +142,7 @@ def test_two_processes_share_the_parts(whole: Path, tmp_path: Path, monkeypatch:
 
 def test_a_second_run_makes_and_loads_nothing(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(whole)
-    monkeypatch.setattr(sd3, "load", None)
+    monkeypatch.setattr(families, "load", None)
     monkeypatch.setattr(base, "load", None)
     run(recipe(whole), whole)
     assert contents(whole) == before
@@ -152,7 +152,7 @@ def test_a_new_held_out_reward_scores_the_images_that_are_there(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(recipe(tmp_path), tmp_path)
-    monkeypatch.setattr(sd3, "load", None)
+    monkeypatch.setattr(families, "load", None)
     run(recipe(tmp_path, "evaluate.held_out.background={}"), tmp_path)
     scores = Scores.load(tmp_path)
     assert scores.held_out == ("test_evaluate:brightness", "background")
@@ -170,8 +170,8 @@ def test_repeats_add_images_and_keep_the_first(whole: Path, tmp_path: Path) -> N
 
 
 def test_an_adapter_is_evaluated_by_its_content(whole: Path, tmp_path: Path) -> None:
-    policy = sd3.load(config.policy(model="shapes"))
-    adapters = lora.Adapters(policy.pipe.transformer, rank=4, alpha=8, seed=0)
+    policy = families.load(config.policy(model="shapes"))
+    adapters = lora.Adapters(policy.network, policy.targets, rank=4, alpha=8, seed=0)
     with torch.no_grad():
         for name, parameter in policy.pipe.transformer.named_parameters():
             if "lora_B" in name and "default" in name:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import tiny
 from recast import config
 from recast.errors import RecastError
-from recast.flow import lora, sd3
+from recast.flow import families, lora, sd3
 from recast.flow.generate import generate
 
 PROMPT = "a red circle and a blue square"
@@ -40,7 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def policy(folder: Path) -> sd3.SD3Policy:
-    return sd3.load(config.policy(model=str(folder)))
+    found = families.load(config.policy(model=str(folder)))
+    assert isinstance(found, sd3.SD3Policy)
+    return found
 
 
 def image(policy: sd3.SD3Policy) -> torch.Tensor:
@@ -58,9 +60,9 @@ def test_sd35_medium_on_the_meta_device() -> None:
     with torch.device("meta"):
         transformer = SD3Transformer2DModel(**SD35_MEDIUM)
         assert sum(parameter.numel() for parameter in transformer.parameters()) == 2_243_171_520
-        adapters = lora.Adapters(transformer)
+        adapters = lora.Adapters(transformer, sd3.SD3Policy.targets)
     names = {name for name, module in transformer.named_modules() if hasattr(module, "lora_A")}
-    expected = {f"transformer_blocks.{k}.attn.{part}" for k in range(24) for part in lora.PROJECTIONS}
+    expected = {f"transformer_blocks.{k}.attn.{part}" for k in range(24) for part in sd3.PROJECTIONS}
     assert names == expected - {"transformer_blocks.23.attn.to_add_out"}
     trainable = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
     assert sum(parameter.numel() for parameter in trainable) == 191 * 32 * (1536 + 1536) == 18_776_064
@@ -68,14 +70,14 @@ def test_sd35_medium_on_the_meta_device() -> None:
 
 
 def test_defaults_are_the_papers(policy: sd3.SD3Policy) -> None:
-    lora.Adapters(policy.pipe.transformer)
+    lora.Adapters(policy.network, policy.targets)
     for name in ("default", "old"):
         settings = policy.pipe.transformer.peft_config[name]
         assert (settings.r, settings.lora_alpha, settings.init_lora_weights) == (32, 64, "gaussian")
 
 
 def test_the_second_attention_is_left_alone(policy: sd3.SD3Policy) -> None:
-    lora.Adapters(policy.pipe.transformer)
+    lora.Adapters(policy.network, policy.targets)
     names = [name for name, module in policy.pipe.transformer.named_modules() if hasattr(module, "lora_A")]
     assert any("attn2" in name for name, _ in policy.pipe.transformer.named_modules())
     assert len(names) == 2 * 8 - 1
@@ -84,7 +86,7 @@ def test_the_second_attention_is_left_alone(policy: sd3.SD3Policy) -> None:
 
 def test_all_three_start_as_the_base_and_old_equals_default(policy: sd3.SD3Policy) -> None:
     bare = image(policy)
-    adapters = lora.Adapters(policy.pipe.transformer, seed=3)
+    adapters = lora.Adapters(policy.network, policy.targets, seed=3)
     for who in ("default", "old", "base"):
         with adapters.using(who):
             assert torch.equal(image(policy), bare)
@@ -96,13 +98,13 @@ def test_all_three_start_as_the_base_and_old_equals_default(policy: sd3.SD3Polic
 
 def test_the_seed_decides_the_start_and_the_global_generator_is_left(folder: Path) -> None:
     def start(seed: int) -> torch.Tensor:
-        return lora.Adapters(tiny.pipeline().transformer, seed=seed).parameters[0].clone()
+        return lora.Adapters(tiny.pipeline().transformer, sd3.SD3Policy.targets, seed=seed).parameters[0].clone()
 
     torch.manual_seed(5)
     expected = torch.rand(2)
     transformer = tiny.pipeline().transformer
     torch.manual_seed(5)
-    lora.Adapters(transformer, seed=1)
+    lora.Adapters(transformer, sd3.SD3Policy.targets, seed=1)
     assert torch.equal(torch.rand(2), expected)
     assert torch.equal(start(1), start(1))
     assert not torch.equal(start(1), start(2))
@@ -110,7 +112,7 @@ def test_the_seed_decides_the_start_and_the_global_generator_is_left(folder: Pat
 
 def test_switching_is_exact(policy: sd3.SD3Policy) -> None:
     bare = image(policy)
-    adapters = lora.Adapters(policy.pipe.transformer)
+    adapters = lora.Adapters(policy.network, policy.targets)
     shake(adapters, 0)
     adapters.update_old()
     shake(adapters, 1)
@@ -128,7 +130,7 @@ def test_switching_is_exact(policy: sd3.SD3Policy) -> None:
 
 
 def test_a_failure_inside_using_switches_back(policy: sd3.SD3Policy) -> None:
-    adapters = lora.Adapters(policy.pipe.transformer)
+    adapters = lora.Adapters(policy.network, policy.targets)
     with pytest.raises(KeyError), adapters.using("base"):
         raise KeyError
     assert adapters.active == "default"
@@ -136,7 +138,7 @@ def test_a_failure_inside_using_switches_back(policy: sd3.SD3Policy) -> None:
 
 @pytest.mark.parametrize("who", ["default", "old", "base"])
 def test_only_default_ever_requires_gradients(policy: sd3.SD3Policy, who: lora.Who) -> None:
-    adapters = lora.Adapters(policy.pipe.transformer)
+    adapters = lora.Adapters(policy.network, policy.targets)
     adapters.use(who)
     trainable = {id(p) for p in policy.pipe.transformer.parameters() if p.requires_grad}
     assert trainable == {id(p) for p in adapters.parameters}
@@ -144,7 +146,7 @@ def test_only_default_ever_requires_gradients(policy: sd3.SD3Policy, who: lora.W
 
 def test_gradients_reach_default_though_old_ran_in_between(policy: sd3.SD3Policy) -> None:
     """DiffusionNFT's step: the old velocity is computed between the forward and the backward pass."""
-    adapters = lora.Adapters(policy.pipe.transformer)
+    adapters = lora.Adapters(policy.network, policy.targets)
     condition = policy.condition([PROMPT])
     x = torch.randn(1, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
 
@@ -168,7 +170,7 @@ def test_gradients_reach_default_though_old_ran_in_between(policy: sd3.SD3Policy
 
 
 def test_update_old_is_a_moving_average(policy: sd3.SD3Policy) -> None:
-    adapters = lora.Adapters(policy.pipe.transformer)
+    adapters = lora.Adapters(policy.network, policy.targets)
     before = [parameter.clone() for parameter in adapters.old_parameters]
     shake(adapters)
     adapters.update_old(0.75)
@@ -183,7 +185,7 @@ def test_update_old_is_a_moving_average(policy: sd3.SD3Policy) -> None:
 def test_plain_diffusers_loads_the_folder_and_gives_the_same_image(
     policy: sd3.SD3Policy, folder: Path, tmp_path: Path
 ) -> None:
-    adapters = lora.Adapters(policy.pipe.transformer)
+    adapters = lora.Adapters(policy.network, policy.targets)
     shake(adapters)
     trained = generate(policy, [PROMPT] * 2, [7, 8], steps=4, method="euler")
     assert adapters.save(tmp_path / "lora").name == "pytorch_lora_weights.safetensors"
@@ -195,20 +197,20 @@ def test_plain_diffusers_loads_the_folder_and_gives_the_same_image(
 
 
 def test_the_same_holds_on_the_shapes_base(tmp_path: Path) -> None:
-    policy = sd3.load(config.policy(model="shapes"))
-    adapters = lora.Adapters(policy.pipe.transformer)
+    policy = families.load(config.policy(model="shapes"))
+    adapters = lora.Adapters(policy.network, policy.targets)
     assert len(adapters.parameters) == 2 * 31
     shake(adapters)
     trained = generate(policy, [PROMPT], [7], steps=10, method="euler")
     adapters.save(tmp_path)
-    pipe = sd3.load(config.policy(model="shapes")).pipe
+    pipe = families.load(config.policy(model="shapes")).pipe
     pipe.load_lora_weights(tmp_path)
     settings = {"num_inference_steps": 10, "guidance_scale": 1.0, "max_sequence_length": 1, "output_type": "pt"}
     assert torch.equal(pipe(PROMPT, generator=torch.Generator().manual_seed(7), **settings).images, trained)
 
 
 def test_saving_gives_the_same_bytes_and_loads_back(policy: sd3.SD3Policy, tmp_path: Path) -> None:
-    adapters = lora.Adapters(policy.pipe.transformer)
+    adapters = lora.Adapters(policy.network, policy.targets)
     shake(adapters)
     new = image(policy)
     first, second = adapters.save(tmp_path / "a"), adapters.save(tmp_path / "b")
@@ -225,17 +227,17 @@ def test_saving_gives_the_same_bytes_and_loads_back(policy: sd3.SD3Policy, tmp_p
 
 
 def test_adapter_files_that_do_not_fit_are_refused(policy: sd3.SD3Policy, tmp_path: Path) -> None:
-    adapters = lora.Adapters(policy.pipe.transformer)
+    adapters = lora.Adapters(policy.network, policy.targets)
     with pytest.raises(RecastError, match="the adapter file does not exist"):
         adapters.load(tmp_path)
-    lora.Adapters(tiny.pipeline().transformer, rank=4, alpha=8).save(tmp_path / "small")
+    lora.Adapters(tiny.pipeline().transformer, sd3.SD3Policy.targets, rank=4, alpha=8).save(tmp_path / "small")
     with pytest.raises(RecastError, match="its rank is 4, but this policy's is 32"):
         adapters.load(tmp_path / "small")
-    lora.Adapters(tiny.pipeline().transformer, rank=32, alpha=32).save(tmp_path / "weak")
+    lora.Adapters(tiny.pipeline().transformer, sd3.SD3Policy.targets, rank=32, alpha=32).save(tmp_path / "weak")
     with pytest.raises(RecastError, match="its alpha is 32, but this policy's is 64"):
         adapters.load(tmp_path / "weak")
-    shapes = sd3.load(config.policy(model="shapes"))
-    lora.Adapters(shapes.pipe.transformer).save(tmp_path / "shapes")
+    shapes = families.load(config.policy(model="shapes"))
+    lora.Adapters(shapes.network, shapes.targets).save(tmp_path / "shapes")
     with pytest.raises(RecastError, match="is for another transformer"):
         adapters.load(tmp_path / "shapes")
     whole = adapters.save(tmp_path / "cut").read_bytes()
@@ -250,8 +252,8 @@ def test_adapter_files_that_do_not_fit_are_refused(policy: sd3.SD3Policy, tmp_pa
 
 def test_adapters_are_float32_on_a_bfloat16_base(folder: Path) -> None:
     """In bfloat16 an average with decay 0.999 does not move, and small optimizer steps are lost."""
-    policy = sd3.load(config.policy(model=str(folder), dtype="bfloat16"))
-    adapters = lora.Adapters(policy.pipe.transformer)
+    policy = families.load(config.policy(model=str(folder), dtype="bfloat16"))
+    adapters = lora.Adapters(policy.network, policy.targets)
     assert {p.dtype for p in (*adapters.parameters, *adapters.old_parameters)} == {torch.float32}
     assert policy.pipe.transformer.dtype == torch.bfloat16
     policy.velocity(torch.randn(1, *policy.latent_shape), 0.5, policy.condition([PROMPT])).square().mean().backward()
@@ -271,12 +273,12 @@ def test_building_adapters_reseeds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
     transformer = tiny.pipeline().transformer
     seeded.clear()
-    lora.Adapters(transformer)
+    lora.Adapters(transformer, sd3.SD3Policy.targets)
     assert seeded == []
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(policy: sd3.SD3Policy, tmp_path: Path) -> None:
-    adapters = lora.Adapters(policy.pipe.transformer)
+    adapters = lora.Adapters(policy.network, policy.targets)
     (tmp_path / "file").write_text("")
     with pytest.raises(RecastError, match="the adapter cannot be written: File exists|Not a directory"):
         adapters.save(tmp_path / "file")
@@ -286,9 +288,9 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(policy: sd3.SD3Policy, 
 
 def test_bad_settings_are_named(policy: sd3.SD3Policy) -> None:
     with pytest.raises(RecastError, match="above 0, not 0 and 64"):
-        lora.Adapters(policy.pipe.transformer, rank=0)
-    adapters = lora.Adapters(policy.pipe.transformer)
+        lora.Adapters(policy.network, policy.targets, rank=0)
+    adapters = lora.Adapters(policy.network, policy.targets)
     with pytest.raises(RecastError, match="already has adapters: default, old"):
-        lora.Adapters(policy.pipe.transformer)
+        lora.Adapters(policy.network, policy.targets)
     with pytest.raises(RecastError, match="unknown adapter 'new'"):
         adapters.use("new")  # type: ignore[arg-type]

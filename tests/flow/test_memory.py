@@ -57,11 +57,9 @@ def test_a_row_takes_what_the_memory_budget_reckons_with(dtype: torch.dtype, lat
     for parameter in model.parameters():  # what memory happens to hold may be denormal, and a hundred times slower
         parameter.data.zero_()
 
-    class Pipe:
-        transformer, tokenizer_max_length = model, 77
-
     class Medium:
-        pipe, side, max_sequence_length, guidance = Pipe, latents, 256, 1.0
+        _dtype, width, needs_empty, joint, vectors = dtype, 24 * 64, False, True, SD3Policy.vectors
+        image_tokens, text_tokens = (latents // 2) ** 2, 77 + 256
 
     inputs = {
         "hidden_states": torch.zeros(1, 16, latents, latents, dtype=dtype),

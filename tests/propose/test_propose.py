@@ -36,7 +36,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def load(folder: Path, row: dict[str, Any]) -> torch.Tensor:
-    return torch.tensor(images.to_array((folder / row["file"]).read_bytes(), 64))
+    return torch.tensor(images.to_array((folder / row["file"]).read_bytes(), (64, 64)))
 
 
 def test_the_renderer_draws_what_is_asked(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_images_are_cropped_to_the_middle_and_resized() -> None:
     pixels[:, 32:96] = 200
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
-    array = images.to_array(buffer.getvalue(), 16)
+    array = images.to_array(buffer.getvalue(), (16, 16))
     assert array.shape == (3, 16, 16)
     assert array[:, :, 2:-2] == pytest.approx(200 / 255)  # at its border a resize sees the neighbours
     assert array.min() > 0.7

@@ -6,7 +6,7 @@ import torch
 
 from recast import config
 from recast.errors import RecastError
-from recast.flow import sd3
+from recast.flow import families
 from recast.shapes import detect, prompts, render, vae
 from tolerance import tolerance
 
@@ -81,7 +81,7 @@ def test_cells_and_images_are_the_same_pixels() -> None:
 
 def test_image_to_latents_to_image_within_the_stated_error() -> None:
     """docs/shapes.md: root mean square 0.002, no pixel off by more than 0.08; detection unmoved."""
-    policy = sd3.load(config.policy(model="shapes"))
+    policy = families.load(config.policy(model="shapes"))
     images = render.render(prompts.load("test"), 1)
     latents = policy.encode(images)
     back = policy.decode(latents)
@@ -93,7 +93,7 @@ def test_image_to_latents_to_image_within_the_stated_error() -> None:
 
 
 def test_latents_to_image_to_latents_is_the_identity() -> None:
-    policy = sd3.load(config.policy(model="shapes"))
+    policy = families.load(config.policy(model="shapes"))
     latents = 0.05 * torch.randn(4, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
     latents = (
         policy.encode(render.render(prompts.load("test")[:4], 0)) * 0.5 + latents
@@ -109,7 +109,7 @@ def test_components_are_orthonormal_and_shipped_as_fitted() -> None:
     fitted = vae.fit(images=256)
     rows = fitted.components.flatten(1)
     torch.testing.assert_close(rows @ rows.T, torch.eye(len(rows)), atol=tolerance(768), rtol=0)
-    shipped = sd3.load(config.policy(model="shapes")).pipe.vae
+    shipped = families.load(config.policy(model="shapes")).pipe.vae
     full = vae.fit()
     assert shipped.config.scaling_factor == pytest.approx(full.config.scaling_factor)
     # A change of the pixels turns an eigenvector by its share of the gap to the next eigenvalue: 0.011 of the largest.

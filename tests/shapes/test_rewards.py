@@ -10,7 +10,7 @@ import torch
 
 from recast import config
 from recast.errors import RecastError
-from recast.flow import sd3
+from recast.flow import families
 from recast.flow.generate import generate
 from recast.rewards import base
 from recast.shapes import detect, prompts, render, rewards
@@ -32,7 +32,7 @@ def models() -> dict[str, Any]:
 def base_images() -> tuple[torch.Tensor, list[str]]:
     """Held-out prompts with the sampler of training: dpm2, T = 10, no guidance."""
     texts = [row["prompt"] for row in prompts.load("test")]
-    return generate(sd3.load(config.policy(model="shapes")), texts, range(42, 42 + len(texts)), steps=10), texts
+    return generate(families.load(config.policy(model="shapes")), texts, range(42, 42 + len(texts)), steps=10), texts
 
 
 def draw(*objects: tuple[int, str, str], seed: int = 0) -> torch.Tensor:

@@ -50,10 +50,10 @@ def curves() -> GainCurves:
 
 
 def grid_of_the_policy() -> GainCurves:
-    from recast.flow import sd3
+    from recast.flow import families
 
     found = curves()
-    return GainCurves(found.rewards, sd3.load(config.policy(model="shapes")).sigmas(4), found.D)
+    return GainCurves(found.rewards, families.load(config.policy(model="shapes")).sigmas(4), found.D)
 
 
 def test_the_papers_five_budgets() -> None:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from test_train_processes import TORCHRUN, adapters, command, lines, run
 
 from recast import WeightMatrix, config
-from recast.flow import sd3
+from recast.flow import families
 
 SMALL = "train.micro_batch=2"  # two micro-batches per optimizer step
 LORA = "lora/pytorch_lora_weights.safetensors"
@@ -27,7 +27,7 @@ def train(out: Path, stage: int = 0, code: int = 0, **more: str) -> str:
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     table = np.stack([np.linspace(0.9, 0.1, 4), np.linspace(0.1, 0.9, 4)]) / 4
-    sigmas = sd3.load(config.policy(model="shapes")).sigmas(4)
+    sigmas = families.load(config.policy(model="shapes")).sigmas(4)
     WeightMatrix(("detail", "rewards:Deadly"), sigmas, table, table.sum(1)).save(folder / "weights.json")
     ddp = folder / "ddp"
     sizes = train(ddp).splitlines()[0]

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from recast import WeightMatrix, config, prompts
-from recast.flow import sd3
+from recast.flow import families
 from recast.flow.sharded import whole
 from recast.train import stage
 from recast.train.trainer import Trainer
@@ -32,7 +32,7 @@ SMALL = [
 
 def make(folder: Path, sharded: bool) -> Trainer:
     recipe = config.load(ROOT / "recipes/shapes.yaml", SMALL)
-    sigmas = sd3.load(recipe.policy).sigmas(4)
+    sigmas = families.load(recipe.policy).sigmas(4)
     weights = WeightMatrix(("detail",), sigmas, np.full((1, 4), 0.25), [1.0])
     accelerator = stage.accelerator_of(recipe, folder)
     prepare = accelerator.prepare

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from recast import WeightMatrix, config
-from recast.flow import sd3
+from recast.flow import families
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
@@ -49,7 +49,7 @@ def run(line: list[str], code: int = 0, **environment: str) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("train")
-    sigmas = sd3.load(config.policy(model="shapes")).sigmas(STEPS)
+    sigmas = families.load(config.policy(model="shapes")).sigmas(STEPS)
     late = np.linspace(0.9, 0.1, STEPS) / STEPS
     table = np.stack([late, 1 / STEPS - late])
     WeightMatrix(("detail", "rewards:Deadly"), sigmas, table, table.sum(1)).save(made / "weights.json")

@@ -21,7 +21,7 @@ from recast import GainCurves, WeightMatrix, config, identity, prompts, weigh
 from recast.core import sinkhorn
 from recast.core.effects import Effects
 from recast.errors import RecastError, StaleError
-from recast.flow import sd3
+from recast.flow import families
 from recast.propose import stage as propose
 from recast.train import advantage, groups, nft, pairs, reweigh, stage, trainer
 from recast.train.checkpoint import Position, all_of
@@ -55,7 +55,7 @@ def recipe(*more: str) -> config.Recipe:
 def uneven() -> WeightMatrix:
     late = np.linspace(0.9, 0.1, STEPS) / STEPS
     table = np.stack([late, 1 / STEPS - late])
-    sigmas = sd3.load(recipe().policy).sigmas(STEPS)
+    sigmas = families.load(recipe().policy).sigmas(STEPS)
     return WeightMatrix(("composition", "detail"), sigmas, table, table.sum(1))
 
 
@@ -524,8 +524,8 @@ def test_the_pipeline_is_loaded_once_and_not_at_all_for_what_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[str | None] = []
-    load = sd3.load
-    monkeypatch.setattr(sd3, "load", lambda policy: (loaded.append(policy.lora), load(policy))[1])
+    load = families.load
+    monkeypatch.setattr(families, "load", lambda policy: (loaded.append(policy.lora), load(policy))[1])
     plain = ("weigh.method=static", f"train.steps={STEPS}", "train.epochs=1")
     stage.train(recipe(*plain), tmp_path)
     assert loaded == [None]

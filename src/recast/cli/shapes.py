@@ -61,13 +61,13 @@ def show(
     """
     with needs("the shapes world", "train"):
         from recast import config
-        from recast.flow import sd3
+        from recast.flow import families
         from recast.flow.generate import generate
         from recast.shapes import render, rewards
         from recast.shapes.pretrain import SEED
     rows = prompts.load(split)[:count]  # type: ignore[arg-type]
     texts = [row["prompt"] for row in rows]
-    policy = sd3.load(config.policy(model=model, guidance=guidance))
+    policy = families.load(config.policy(model=model, guidance=guidance))
     sampled = generate(policy, texts, range(SEED, SEED + len(rows)), steps=steps)
     drawn = render.render(rows, SEED)
     scores = rewards.Composition()(sampled, texts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from recast.core import renyi, sinkhorn
 from recast.core.weights import Method
@@ -72,21 +72,34 @@ class PolicyConfig(Section):
     model: str = Field(
         "shapes", description="Name on the Hugging Face Hub, local folder, or `shapes` for the embedded model."
     )
+    family: str | None = Field(
+        None, description="Your own family as `package.module:Object`; by default found from the model's pipeline."
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Precision of the transformer and the text encoders."
     )
+    quantize: Literal["none", "int8", "nf4"] = Field(
+        "none", description="Quantization of the frozen transformer: int8 by torchao, nf4 by bitsandbytes."
+    )
+    compile: bool = Field(False, description="Compile the transformer's blocks with torch.compile.")
+    attention: str | None = Field(
+        None, description="Attention backend of diffusers, e.g. `flash` or `sage`; by default PyTorch's."
+    )
     device: str = Field("auto", description="`cuda`, `cuda:1` or `cpu`; `auto` uses a GPU if there is one.")
     guidance: float = Field(
-        1.0, ge=1, allow_inf_nan=False, description="Scale of classifier-free guidance; 1 is no guidance."
+        1.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="Scale of guidance; 1 is none, except in models that take it as an input.",
     )
     lora: str | None = Field(None, description="Folder of a LoRA adapter that is loaded on top of the model.")
-    resolution: int | None = Field(None, ge=1, description="Pixels per side; by default the model's own resolution.")
+    resolution: PositiveInt | tuple[PositiveInt, PositiveInt] | None = Field(
+        None, description="Pixels per side, or [height, width]; by default the model's own resolution."
+    )
     max_sequence_length: int | None = Field(
-        None, ge=1, le=512, description="Tokens of the T5 encoder; by default 256, or its tokenizer's limit if lower."
+        None, ge=1, le=1024, description="Text tokens; by default the family's number, or the tokenizer's limit."
     )
-    cached_prompts: int = Field(
-        1024, ge=1, description="Prompt embeddings cached on the CPU; 2.7 MB each for SD3.5-Medium in bfloat16."
-    )
+    cached_prompts: int = Field(1024, ge=1, description="Prompt embeddings cached on the CPU; a few MB each.")
     offload_text: bool = Field(False, description="Keep the text encoders on the device only while they encode.")
     vae_batch: int = Field(4, ge=1, description="Images that are encoded or decoded at a time.")
 
@@ -254,6 +267,9 @@ class TrainConfig(Section):
     micro_batch: int = Field(24, ge=1, description="Maximum (image, level) pairs per call of the transformer.")
     rank: int = Field(32, ge=1, description="Rank of the LoRA adapter.")
     alpha: int = Field(64, ge=1, description="Alpha of the LoRA adapter.")
+    optimizer: Literal["adamw", "adamw8bit"] = Field(
+        "adamw", description="AdamW, or bitsandbytes' AdamW with moments in 8 bits."
+    )
     learning_rate: float = Field(3e-4, gt=0, allow_inf_nan=False, description="Learning rate of AdamW.")
     schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = Field(
         "constant", description="Schedule of the learning rate."
@@ -285,6 +301,9 @@ class TrainConfig(Section):
     checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass: less memory for about a third more time."
     )
+    offload_rewards: bool = Field(
+        False, description="Keep those rewards that can be offloaded on the device only while they score."
+    )
     reweigh_every: int = Field(0, ge=0, description="Epochs between new estimates of the curves and W; 0 is never.")
     save_every: int = Field(1, ge=1, description="Epochs between checkpoints.")
     keep: int = Field(3, ge=1, description="Number of checkpoints that are kept.")
@@ -309,14 +328,16 @@ class TrainConfig(Section):
         """The settings that decide the trained adapters; a checkpoint of other settings is refused."""
         idle = {"save_every", "keep", "preview_every", "trackers", "steps"}  # the steps are those of W
         # These change rounding only, and must be free to change after an out-of-memory error.
-        idle |= {"micro_batch", "sample_batch", "checkpointing"}
+        idle |= {"micro_batch", "sample_batch", "checkpointing", "offload_rewards"}
+        if self.optimizer == "adamw":
+            idle.add("optimizer")  # as earlier releases did not record it
         if self.schedule in ("constant", "constant_with_warmup"):
             idle.add("epochs")  # training may be extended
         return {key: value for key, value in self.model_dump(mode="json").items() if key not in idle}
 
 
 class EvaluateConfig(Section):
-    """How a trained policy is evaluated; the defaults are those of the paper for SD3.5-Medium."""
+    """How a trained policy is evaluated; the defaults are those of the paper."""
 
     prompts: str = Field(
         "shapes:test", description="Held-out prompts: `shapes:SPLIT`, or the path of a .txt or .jsonl file."
@@ -324,9 +345,7 @@ class EvaluateConfig(Section):
     count: int | None = Field(None, ge=1, description="Number of prompts; by default all.")
     repeats: int = Field(1, ge=1, description="Images per prompt.")
     steps: int = Field(40, ge=1, description="Sampling steps.")
-    guidance: float = Field(
-        4.5, ge=1, allow_inf_nan=False, description="Scale of classifier-free guidance; 1 is no guidance."
-    )
+    guidance: float = Field(4.5, ge=1, allow_inf_nan=False, description="Scale of guidance, as in `policy.guidance`.")
     solver: Literal["euler", "dpm2"] = Field("dpm2", description="Solver of the flow ODE.")
     seed: int = Field(42, ge=0, lt=2**31, description="Seed of the first image; image k uses seed + k.")
     batch: int = Field(16, ge=1, description="Images generated at a time, in multiples of 16.")

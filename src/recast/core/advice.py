@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from recast.core.ceiling import ceiling
 from recast.core.effects import Effects
 from recast.core.weights import WeightMatrix
 
@@ -102,6 +103,9 @@ def _timing(found: Effects, weights: WeightMatrix) -> Iterator[str]:
             f"{start} the timing of {name} {side} the cosine of its update by {size}, which is within its error: "
             f"expect no clear difference{_break_even(limit)}."
         )
+    if found.static(weights) < _CLEAR:
+        limit = ceiling(found, weights.budget)
+        yield f"{start} no W with this budget gains more than about {max(limit, 0):.1%} over static by its timing."
     yield from _shift(found, weights)
 
 

@@ -207,7 +207,7 @@ class GainCurves:
             The new grid, from 0 to 1.
         over : {"sigma", "step"}, default "sigma"
             The coordinate of the interpolation: the noise level, or t/T as on the horizontal axis of Fig. renyi-omega.
-            The two differ if the grids place the same σ at different t/T, as those of SD3.5 do.
+            The two differ if the grids place the same σ at different t/T, as shifted grids do.
 
         Examples
         --------

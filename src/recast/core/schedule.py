@@ -1,4 +1,4 @@
-"""The grid of noise levels σ_0 = 0 (clean) … σ_T = 1 (noise) that all other arrays refer to.
+"""The grid of noise levels σ_0 (clean, 0) … σ_T (noise, 1) that all other arrays refer to.
 
 Arrays over levels have T+1 entries, t = 0..T. Arrays over steps have T entries and column j is the
 step t = j+1, which starts at σ_t: the first column is the cleanest step, the last the noisiest.
@@ -17,16 +17,19 @@ from recast.errors import RecastError
 
 __all__ = ["from_scheduler", "from_shift", "grid", "same"]
 
-_END_TOLERANCE = 1e-6  # how far a float32 scheduler may be from 0 and 1
+_ROUNDING = 1e-6
+"""How far a float32 scheduler may be from 0 and 1 without meaning another level."""
+_ENDS = 0.02
+"""How far the ends may be from 0 and 1: DPM-Solver with flow sigmas starts at 0.9997, or at 0.999 without a shift."""
 
 
 def grid(sigmas: ArrayLike) -> Array:
-    """A validated grid (T+1,) that increases strictly from exactly 0 to exactly 1.
+    """A validated grid (T+1,) that increases strictly from 0 to 1, or from and to what the scheduler has instead.
 
     Parameters
     ----------
     sigmas : array-like, shape (T+1,)
-        Noise levels from clean to noise. Ends within 1e-6 of 0 and 1 are set to 0 and 1.
+        Noise levels from clean to noise. Ends within 1e-6 of 0 and 1 are set to 0 and 1; they may be up to 0.02 away.
 
     Returns
     -------
@@ -36,12 +39,14 @@ def grid(sigmas: ArrayLike) -> Array:
     Raises
     ------
     RecastError
-        If the levels are not finite, do not increase strictly, or do not run from 0 to 1.
+        If the levels are not finite, do not increase strictly, leave [0, 1], or do not run from near 0 to near 1.
 
     Examples
     --------
     >>> grid([0, 0.5, 0.9999999]).tolist()
     [0.0, 0.5, 1.0]
+    >>> grid([0, 0.5, 0.9997]).tolist()
+    [0.0, 0.5, 0.9997]
     """
     try:
         levels = np.array(sigmas, dtype=np.float64)
@@ -51,17 +56,21 @@ def grid(sigmas: ArrayLike) -> Array:
         raise RecastError(f"sigmas must be a list of T+1 >= 2 levels, not an array of shape {levels.shape}")
     if not np.isfinite(levels).all():
         raise RecastError(f"sigmas must be finite, but level {int(np.argmin(np.isfinite(levels)))} is not")
-    if abs(levels[0]) > _END_TOLERANCE or abs(levels[-1] - 1) > _END_TOLERANCE:
+    levels[[0, -1]] = [_end(levels[0], 0.0), _end(levels[-1], 1.0)]
+    if not (0 <= levels[0] <= _ENDS and 1 - _ENDS <= levels[-1] <= 1):
         raise RecastError(
             f"sigmas must run from 0 (clean) to 1 (noise), not from {levels[0]:g} to {levels[-1]:g}; "
             "for a scheduler's descending list use schedule.from_scheduler"
         )
-    levels[0], levels[-1] = 0.0, 1.0
     rises = np.diff(levels) > 0
     if not rises.all():
         t = int(np.argmin(rises)) + 1
         raise RecastError(f"sigmas must increase strictly, but sigma_{t} = {levels[t]:g} follows {levels[t - 1]:g}")
     return levels
+
+
+def _end(level: float, end: float) -> float:
+    return end if abs(level - end) <= _ROUNDING else float(level)
 
 
 def from_scheduler(sigmas: Any) -> Array:
@@ -70,8 +79,9 @@ def from_scheduler(sigmas: Any) -> Array:
     Parameters
     ----------
     sigmas : list, array or tensor, shape (T+1,) or (T,)
-        Noise levels that descend from 1 to 0. If the last one is above 0, the final 0 is appended, as the scheduler's
-        own sampling loop does.
+        Noise levels that descend from 1 to 0, or from what the scheduler has instead, such as 0.9997. If the last one
+        is above 0, the final 0 is appended, as the scheduler's own sampling loop does; for a scheduler that stops
+        above 0, use `grid(sigmas[::-1])`.
 
     Returns
     -------
@@ -81,7 +91,7 @@ def from_scheduler(sigmas: Any) -> Array:
     Raises
     ------
     RecastError
-        If the levels do not start at 1 or do not descend.
+        If the levels do not start near 1 or do not descend.
 
     Examples
     --------
@@ -92,14 +102,16 @@ def from_scheduler(sigmas: Any) -> Array:
         values = np.asarray(sigmas.tolist() if hasattr(sigmas, "tolist") else sigmas, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise RecastError(f"a scheduler's sigmas must be a list of numbers, not {sigmas!r:.80}") from error
-    if values.size and abs(values.flat[0] - 1) > _END_TOLERANCE and values.flat[0] > values.flat[-1]:
-        raise RecastError(f"a scheduler's sigmas must start at 1, pure noise, not at {values.flat[0]:g}")
+    if values.size and abs(values.flat[0] - 1) > _ENDS and values.flat[0] > values.flat[-1]:
+        raise RecastError(
+            f"a scheduler's sigmas must start at 1, pure noise, or at most {_ENDS:g} below, not at {values.flat[0]:g}"
+        )
     if values.ndim != 1 or values.size < 1 or (values.size > 1 and values[0] < values[-1]):
         raise RecastError(
             "a scheduler's sigmas must be one list that falls from 1 to 0: call set_timesteps(T) first, "
             "and use schedule.grid for a rising list"
         )
-    if values[-1] > _END_TOLERANCE:
+    if values[-1] > _ROUNDING:
         values = np.append(values, 0.0)
     return grid(values[::-1])
 
@@ -150,4 +162,4 @@ def from_shift(steps: int, shift: float = 3.0, train_steps: int = 1000) -> Array
 def same(a: Sequence[float] | Array, b: Sequence[float] | Array) -> bool:
     """Whether two grids are equal up to the float32 rounding of schedulers."""
     first, second = np.asarray(a), np.asarray(b)
-    return first.shape == second.shape and bool(np.allclose(first, second, rtol=0, atol=_END_TOLERANCE))
+    return first.shape == second.shape and bool(np.allclose(first, second, rtol=0, atol=_ROUNDING))

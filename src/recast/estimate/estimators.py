@@ -148,7 +148,7 @@ def coupled(
     velocity, clean
         As for `rollouts`.
     grid : sequence of float, (T+1,)
-        Noise levels σ_0 = 0 to σ_T = 1.
+        Noise levels σ_0 to σ_T.
     noisings, repeats, levels, seed
         As for `sample`. Rollouts visit `levels` instead of the grid, with the steps of `ancestral2`.
 
@@ -174,7 +174,7 @@ def coupled(
     evaluations = 0
     for level in reversed(every[1:]):
         fronts = standing.pop(level)
-        if level in grid:
+        if level in grid[1:]:
             fronts.append(_join(grid.index(level), origin, level, path[level]))
         if fronts:
             lower = max(sigma for sigma in walk if sigma < level)
@@ -250,7 +250,7 @@ def _noise_paths(clean: Tensor, levels: list[float], noisings: int, repeats: int
         z = torch.randn(shape, generator=generator, dtype=clean.dtype)
         images.append(torch.cat([z, -z], dim=1)[:, :noisings])
     fresh = torch.stack(images, dim=1).flatten(1, 2).to(clean.device)
-    path = fresh[-1]
+    path = levels[-1] * fresh[-1]
     paths = [path]
     for j in range(len(levels) - 1, 0, -1):
         keep, _, amount = sampling.coefficients(levels[j], levels[j - 1], 1.0)

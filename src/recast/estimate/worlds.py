@@ -28,7 +28,7 @@ from recast.propose import Store
 from recast.rewards import base
 
 if TYPE_CHECKING:
-    from recast.flow.sd3 import SD3Policy
+    from recast.flow.policy import Policy
 
 __all__ = ["ImageWorld", "MixtureWorld", "World", "open_world", "rows_within"]
 
@@ -164,7 +164,7 @@ class ImageWorld:
         recipe: Recipe,
         out: Path,
         proposed: bool = True,
-        policy: SD3Policy | None = None,
+        policy: Policy | None = None,
         models: Mapping[str, base.Reward] | None = None,
     ) -> None:
         self._recipe = recipe
@@ -179,9 +179,9 @@ class ImageWorld:
             for name in self.names:  # before any model is loaded, so that a missing proposal is reported at once
                 self._files(name)
         if policy is None:
-            from recast.flow import sd3  # diffusers, which the exact world does without
+            from recast.flow import families  # diffusers, which the exact world does without
 
-            policy = sd3.load(recipe.policy)
+            policy = families.load(recipe.policy)
         self._policy = policy
         known = models or {}
         self.models = {
@@ -214,8 +214,8 @@ class ImageWorld:
 
     def clean(self, name: str) -> Tensor:
         """Latents of the proposals."""
-        side = self._policy.side * self._policy.pipe.vae_scale_factor
-        pixels = np.stack([images.to_array(path.read_bytes(), side) for path in self._files(name)])
+        size = self._policy.image_size
+        pixels = np.stack([images.to_array(path.read_bytes(), size) for path in self._files(name)])
         return self._policy.encode(torch.from_numpy(pixels))
 
     def velocity(self, name: str) -> Velocity:

@@ -23,8 +23,8 @@ from recast.config import Recipe
 from recast.core import artifact
 from recast.errors import RecastError
 from recast.evaluate.scores import FORMAT
+from recast.flow import families
 from recast.flow import lora as adapters
-from recast.flow import sd3
 from recast.flow.generate import TILE, generate
 from recast.progress import Progress
 from recast.rewards import base
@@ -181,7 +181,7 @@ def _draw(recipe: Recipe, lora: Path | None, folder: Path, planned: Sequence[_Im
         return
     settings = recipe.evaluate
     adapter = None if lora is None else str(lora)
-    policy = sd3.load(recipe.policy.model_copy(update={"guidance": settings.guidance, "lora": adapter}))
+    policy = families.load(recipe.policy.model_copy(update={"guidance": settings.guidance, "lora": adapter}))
     size = max(1, settings.batch // TILE) * TILE
     batches = [missing[start : start + size] for start in range(0, len(missing), size)]
     for batch in progress(batches, "making images", len(batches)):
@@ -237,8 +237,8 @@ def _read(folder: Path, part: Sequence[_Image]) -> Tensor:
     """Images as stored on disk, so that scores do not depend on when the images were made."""
     contents = {image.file: (folder / image.file).read_bytes() for image in part}
     remedy = "(remove it and run recast evaluate again)"
-    sides = [images.inspect(content, 1, f"{folder / file} {remedy}")[1] for file, content in contents.items()]
-    return torch.from_numpy(np.stack([images.to_array(content, sides[0]) for content in contents.values()]))
+    sizes = [images.inspect(content, 1, f"{folder / file} {remedy}")[:0:-1] for file, content in contents.items()]
+    return torch.from_numpy(np.stack([images.to_array(content, sizes[0]) for content in contents.values()]))
 
 
 def _collect(recipe: Recipe, folder: Path, parts: Sequence[Sequence[_Image]]) -> Path:

@@ -52,8 +52,8 @@ def generate(
     Examples
     --------
     >>> from recast import config
-    >>> from recast.flow import sd3
-    >>> policy = sd3.load(config.policy(model="shapes"))
+    >>> from recast.flow import families
+    >>> policy = families.load(config.policy(model="shapes"))
     >>> tuple(generate(policy, ["a red circle", "a blue square"], [0, 1], steps=2).shape)
     (2, 3, 64, 64)
     """
@@ -69,7 +69,7 @@ def generate(
     images = []
     for start in range(0, len(prompts), batch):
         condition = policy.condition(prompts[start : start + batch])
-        x = start_noise(policy.latent_shape, seeds[start : start + batch]).to(condition.embeds.device)
+        x = start_noise(policy.latent_shape, seeds[start : start + batch]).to(policy.device)
         latents = sampling.sample(conditioned(policy, condition), x, sigmas, method=method)
         images.append(policy.decode(latents).cpu())  # a thousand images at 1024² are 12 GB
     return torch.cat(images)

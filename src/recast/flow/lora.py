@@ -1,10 +1,9 @@
-"""LoRA adapters on SD3's joint attention: the trained policy, the old policy, and the base without adapters."""
+"""LoRA adapters in a policy's network: the trained policy, the old policy, and the base without adapters."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,23 +11,19 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from diffusers import StableDiffusion3Pipeline
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.nn import Parameter
 
 from recast.errors import RecastError
 from recast.flow.sharded import like, whole
 
-__all__ = ["FILE", "PROJECTIONS", "Adapters", "Who"]
+__all__ = ["FILE", "Adapters", "Who"]
 
-PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-"""The projections of a joint block's attention that have adapters (App. E.2); `attn2` has none."""
-_TARGET = rf"transformer_blocks\.\d+\.attn\.({'|'.join(map(re.escape, PROJECTIONS))})"
 FILE = "pytorch_lora_weights.safetensors"
 """The file name under which diffusers looks for adapters."""
 Who = Literal["default", "old", "base"]
@@ -44,8 +39,10 @@ class Adapters:
 
     Parameters
     ----------
-    transformer : SD3Transformer2DModel
-        The base; its parameters are frozen.
+    transformer : Module
+        The base, `policy.network`; its parameters are frozen.
+    targets : str
+        Regular expression of the modules that get adapters, `policy.targets`.
     rank : int, default 32
         Rank of the adapters.
     alpha : int, default 64
@@ -66,9 +63,9 @@ class Adapters:
     Examples
     --------
     >>> from recast import config
-    >>> from recast.flow import sd3
-    >>> policy = sd3.load(config.policy(model="shapes"))
-    >>> adapters = Adapters(policy.pipe.transformer, rank=4, alpha=8)
+    >>> from recast.flow import families
+    >>> policy = families.load(config.policy(model="shapes"))
+    >>> adapters = Adapters(policy.network, policy.targets, rank=4, alpha=8)
     >>> with adapters.using("old"):
     ...     adapters.active
     'old'
@@ -76,7 +73,7 @@ class Adapters:
     ('default', 62)
     """
 
-    def __init__(self, transformer: Any, rank: int = 32, alpha: int = 64, seed: int = 0) -> None:
+    def __init__(self, transformer: Any, targets: str, rank: int = 32, alpha: int = 64, seed: int = 0) -> None:
         if rank < 1 or alpha <= 0:
             raise RecastError(f"the rank and alpha of LoRA must be above 0, not {rank} and {alpha}")
         if getattr(transformer, "peft_config", None):
@@ -86,7 +83,7 @@ class Adapters:
             warnings.filterwarnings("ignore", "Already found a `peft_config`")  # the second adapter is intended
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
             for name in ("default", "old"):
-                config = LoraConfig(r=rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=_TARGET)
+                config = LoraConfig(r=rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=targets)
                 transformer.add_adapter(config, name)
         self._layers = [module for module in transformer.modules() if isinstance(module, LoraLayer)]
         for layer in self._layers:  # in bfloat16 small updates, and the old policy's average, would be rounded away
@@ -190,14 +187,14 @@ class Adapters:
         if not path.is_file():
             raise RecastError(f"{path}: the adapter file does not exist")
         try:
-            state, metadata = StableDiffusion3Pipeline.lora_state_dict(
-                folder, weight_name=FILE, return_lora_metadata=True, local_files_only=True
-            )
+            with safe_open(path, "pt") as file:
+                metadata = json.loads((file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY, "{}"))
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, ValueError) as error:
             raise RecastError(f"{path}: the adapter file cannot be read: {error}") from error
         mine = self.transformer.peft_config[who]
         for key, value in (("r", mine.r), ("lora_alpha", mine.lora_alpha)):
-            found = (metadata or {}).get(f"transformer.{key}")
+            found = metadata.get(f"transformer.{key}")
             if found != value:
                 name = "rank" if key == "r" else "alpha"
                 raise RecastError(f"{path}: its {name} is {found}, but this policy's is {value}")

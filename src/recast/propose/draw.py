@@ -9,7 +9,7 @@ import torch
 from recast import identity, images
 from recast.config import Recipe
 from recast.errors import RecastError
-from recast.flow import sampling, sd3
+from recast.flow import families, sampling
 from recast.flow.policy import conditioned
 from recast.progress import Progress
 from recast.prompts import Row
@@ -21,7 +21,7 @@ __all__ = ["draw"]
 
 def draw(recipe: Recipe, rows: dict[str, Row], kept: Store, missing: list[tuple[str, int]], progress: Progress) -> None:
     """Store images of the renderer, or of the policy by the sampler that its rollouts use."""
-    policy = sd3.load(recipe.policy) if recipe.propose.source == "policy" else None
+    policy = families.load(recipe.policy) if recipe.propose.source == "policy" else None
     for prompt, number in progress(missing, "making proposals", len(missing)):
         seed = identity.seed_of(recipe.propose.seed, prompt, number)
         if policy is None:
@@ -46,12 +46,12 @@ def _posterior_sample(policy: Any, recipe: Recipe, prompt: str, seed: int) -> An
     grid = policy.sigmas(settings.steps)
 
     def noise(_level: int = 0) -> torch.Tensor:
-        return torch.randn(1, *policy.latent_shape, generator=random).to(condition.embeds.device)
+        return torch.randn(1, *policy.latent_shape, generator=random).to(policy.device)
 
     if settings.estimator == "paper":
         method, levels = settings.sampler or "ancestral", grid
     else:
-        method, levels = "ancestral2", [*sampling.rollout_levels(grid, settings.spacing), 1.0]
+        method, levels = "ancestral2", [*sampling.rollout_levels(grid, settings.spacing), grid[-1]]
     step_noise = None if method in sampling.DETERMINISTIC else noise
     with torch.no_grad():
         return sampling.sample(conditioned(policy, condition), noise(), levels, method=method, noise=step_noise)

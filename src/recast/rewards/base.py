@@ -6,14 +6,13 @@ import functools
 import importlib
 import inspect
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recast import objects
 from recast.errors import RecastError
 from recast.rewards.pixels import Images, as_tensor
 
@@ -228,7 +227,7 @@ def loadable(name: str) -> Any:
     """The class or function behind the name of a reward."""
     module_name, attribute = find(name)
     try:
-        with _working_directory():
+        with objects.working_directory():
             found: Any = getattr(importlib.import_module(module_name), attribute, None)
     except Exception as error:  # a custom module may raise anything
         hint = ": pip install 'recast-diffusion[rewards]'" if name in NAMES else "; is its folder in PYTHONPATH?"
@@ -272,17 +271,6 @@ def _checked(name: str, call: Any, options: Mapping[str, Any]) -> dict[str, Any]
             reason = error.errors()[0]["msg"]
             raise RecastError(f"the reward {name!r} has {key} = {value!r}: {reason[0].lower()}{reason[1:]}") from None
     return checked
-
-
-@contextmanager
-def _working_directory() -> Iterator[None]:
-    """Make modules in the working directory importable, as with `python -m`; the `recast` command alone does not."""
-    here = os.getcwd()
-    sys.path.append(here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
 
 
 def _reason(error: Exception) -> str:

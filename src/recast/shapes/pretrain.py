@@ -26,7 +26,7 @@ from torch.nn import Parameter, functional
 
 from recast import config
 from recast.errors import RecastError
-from recast.flow import sd3
+from recast.flow import families
 from recast.flow.generate import generate
 from recast.progress import Progress
 from recast.quiet import quiet
@@ -319,8 +319,9 @@ def measure(
     """Mean rewards of a base policy and of the renderer over a split, with the sampler of training."""
     rows = prompts.load(split)
     texts = [row["prompt"] for row in rows]
+    policy = families.load(config.policy(model=str(model)))
     found = {
-        "base": generate(sd3.load(config.policy(model=str(model))), texts, range(SEED, SEED + len(rows)), steps=steps),
+        "base": generate(policy, texts, range(SEED, SEED + len(rows)), steps=steps),
         "renderer": render.render(rows, SEED),
     }
     names = ("composition", "alignment", "detail", "background", "census")

@@ -161,10 +161,12 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tenso
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
     """Restore the state saved by `optimizer_tensors`; the settings of the parameter groups are kept."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    state: dict[int, dict[str, torch.Tensor]] = {}
+    state: dict[int, dict[str, Any]] = {}
     for key, value in tensors.items():
         number, _, field = key.partition(".")
-        state.setdefault(int(number), {})[field] = like(value, parameters[int(number)])
+        # bitsandbytes counts steps by a plain number, torch by a tensor.
+        plain = field == "step" and not isinstance(optimizer, torch.optim.AdamW)
+        state.setdefault(int(number), {})[field] = value.item() if plain else like(value, parameters[int(number)])
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

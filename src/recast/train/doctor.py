@@ -13,7 +13,7 @@ from torch import Tensor
 from recast import prompts
 from recast.config import Recipe
 from recast.errors import RecastError
-from recast.flow import sd3
+from recast.flow import families
 from recast.progress import OnProgress, ignore_progress
 from recast.rewards import base
 from recast.train import advantage, groups
@@ -64,7 +64,7 @@ def examine(recipe: Recipe, count: int, images: int, on_progress: OnProgress = i
         raise RecastError("the recipe names no reward: put at least one under rewards")
     rows = prompts.load(recipe.train.prompts)
     chosen = [rows[k] for k in groups.prompts(recipe.train.seed, 0, count, len(rows))]
-    policy = sd3.load(recipe.policy)
+    policy = families.load(recipe.policy)
     models = {name: base.load(name, **(options or {})) for name, options in recipe.rewards.items()}
     sigmas = policy.sigmas(recipe.train.steps or recipe.estimate.steps)
     seeds = groups.seeds(recipe.train.seed, 0, count * images, 1)[:, 0].tolist()

@@ -26,7 +26,7 @@ from recast.config import Recipe
 from recast.core import artifact
 from recast.core.effects import FEWEST, Effects
 from recast.errors import RecastError
-from recast.flow import sd3
+from recast.flow import families
 from recast.flow.generate import start_noise
 from recast.progress import OnProgress, ignore_progress
 from recast.train import advantage, checkpoint, groups, nft, sketch, stage
@@ -238,13 +238,13 @@ def _known(recipe: Recipe, out: Path, settings: dict[str, Any], free: Any) -> Ef
 
 def _trainer(recipe: Recipe, accelerator: Any) -> Trainer:
     """The recipe's trainer at the start of training, with its adapters."""
-    policy = sd3.load(recipe.policy.model_copy(update={"lora": None}))
+    policy = families.load(recipe.policy.model_copy(update={"lora": None}))
     matrix = static(recipe.budget, policy.sigmas(recipe.train.steps or recipe.estimate.steps))
     trainer = stage.build(recipe, matrix, prompts.load(recipe.train.prompts), accelerator, policy)
     if recipe.train.resume_from is not None:
         parent = checkpoint.last_of(recipe.train.resume_from)
         trainer.start_from(parent, adapters=recipe.train.lora is None)
-    policy.model = policy.pipe.transformer  # without DDP, which would average the splits of different processes
+    policy.model = policy.network  # without DDP, which would average the splits of different processes
     return trainer
 
 

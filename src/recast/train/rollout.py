@@ -58,7 +58,7 @@ def rollout(
     prompt = torch.tensor([places[row["prompt"]] for row in rows])
     latents: list[Tensor] = []
     pending: list[Future[tuple[NDArray[np.float64], float]]] = []
-    with device.worker(condition.embeds.device) as scorer:
+    with device.worker(policy.device) as scorer:
         for start in range(0, len(rows), batch):
             part = slice(start, start + batch)
             clean = _sample(policy, condition.rows(prompt[part]), seeds[part], sigmas)
@@ -75,7 +75,7 @@ def rollout(
 
 
 def _sample(policy: Policy, condition: Condition, seeds: Sequence[int], sigmas: Sequence[float]) -> Tensor:
-    noise = start_noise(policy.latent_shape, seeds).to(condition.embeds.device)
+    noise = start_noise(policy.latent_shape, seeds).to(policy.device)
     return sampling.sample(conditioned(policy, condition), noise, sigmas, method="dpm2")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,10 +21,10 @@ from recast.config import Recipe
 from recast.core import artifact, schedule, sinkhorn
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError, StaleError
-from recast.flow import sd3
+from recast.flow import families
 from recast.flow.generate import generate
 from recast.flow.lora import Adapters
-from recast.flow.sd3 import SD3Policy
+from recast.flow.policy import Policy
 from recast.progress import OnProgress, ignore_progress
 from recast.rewards import base
 from recast.train import checkpoint, metrics, trackers, zero
@@ -146,9 +147,7 @@ def _reading(path: Path, remedy: str) -> Iterator[None]:
         raise RecastError(reason if "remove" in reason else f"{reason}: {remedy}") from error
 
 
-def _weights(
-    recipe: Recipe, out: Path, weights: Path | None, accelerator: Any
-) -> tuple[WeightMatrix, SD3Policy | None]:
+def _weights(recipe: Recipe, out: Path, weights: Path | None, accelerator: Any) -> tuple[WeightMatrix, Policy | None]:
     """W from its file, and the policy if it was loaded: a static W, which needs no curves, is made on its grid."""
     path = out / "weights.json" if weights is None else weights
     policy = None
@@ -170,9 +169,9 @@ def _weights(
     return matrix, policy
 
 
-def _load_policy(recipe: Recipe) -> SD3Policy:
+def _load_policy(recipe: Recipe) -> Policy:
     """The recipe's policy without its adapter, which training loads into its own."""
-    return sd3.load(recipe.policy.model_copy(update={"lora": None}))
+    return families.load(recipe.policy.model_copy(update={"lora": None}))
 
 
 def check_weights(recipe: Recipe, matrix: WeightMatrix, path: Path) -> None:
@@ -214,7 +213,7 @@ def build(
     matrix: WeightMatrix,
     rows: list[prompts.Row],
     accelerator: Any,
-    policy: SD3Policy | None = None,
+    policy: Policy | None = None,
 ) -> Trainer:
     """The trainer of a recipe; loads the rewards and, by default, the policy.
 
@@ -234,13 +233,21 @@ def build(
             f"W has {matrix.steps} steps from σ = {matrix.sigmas[1]:.4g}, but the policy's grid has {len(grid) - 1} "
             f"from {grid[1]:.4g}: estimate the curves on this policy with estimate.steps={len(grid) - 1}"
         )
-    adapters = Adapters(policy.pipe.transformer, settings.rank, settings.alpha, settings.seed)
+    adapters = Adapters(policy.network, policy.targets, settings.rank, settings.alpha, settings.seed)
     start = settings.lora or recipe.policy.lora
     if start is not None:
         adapters.load(Path(start).expanduser())
         adapters.update_old()
-    models = {name: base.load(name, **(recipe.rewards[name] or {})) for name in matrix.rewards}
+    models = {name: base.load(name, **_options(recipe, name)) for name in matrix.rewards}
     return Trainer(settings, policy, adapters, matrix, models, rows, accelerator)
+
+
+def _options(recipe: Recipe, name: str) -> dict[str, Any]:
+    """The options of a reward; with `train.offload_rewards`, `offload` where it is an option that is not set."""
+    options = dict(recipe.rewards[name] or {})
+    if recipe.train.offload_rewards and "offload" in inspect.signature(base.loadable(name)).parameters:
+        options.setdefault("offload", True)
+    return options
 
 
 def _loop(recipe: Recipe, out: Path, trainer: Trainer, settings: Mapping[str, Any], observer: Observer) -> None:

@@ -20,12 +20,12 @@ from recast.config import TrainConfig
 from recast.core.weights import WeightMatrix
 from recast.errors import RecastError
 from recast.flow.lora import Adapters
-from recast.flow.sd3 import SD3Policy
+from recast.flow.policy import Policy
 from recast.flow.sharded import part, whole
 from recast.progress import OnProgress, ignore_progress
 from recast.prompts import Row
 from recast.rewards import base
-from recast.train import advantage, checkpoint, groups, metrics, nft, pairs, zero
+from recast.train import advantage, checkpoint, groups, metrics, nft, optimizers, pairs, zero
 from recast.train.checkpoint import Position
 from recast.train.decay import old_decay
 from recast.train.pairs import Pairs
@@ -48,7 +48,7 @@ class Trainer:
     def __init__(
         self,
         settings: TrainConfig,
-        policy: SD3Policy,
+        policy: Policy,
         adapters: Adapters,
         weights: WeightMatrix,
         models: Mapping[str, base.Reward],
@@ -64,14 +64,8 @@ class Trainer:
         if self._zero:
             zero.configure(accelerator, self.batches, settings.clip_norm)
         if settings.checkpointing:
-            policy.pipe.transformer.enable_gradient_checkpointing()
-        optimizer = torch.optim.AdamW(
-            adapters.parameters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            weight_decay=settings.weight_decay,
-        )
+            policy.network.enable_gradient_checkpointing()
+        optimizer = optimizers.make(settings, adapters.parameters)
         total = settings.epochs * self.batches.updates
         self.schedule = get_scheduler(
             settings.schedule, optimizer, num_warmup_steps=settings.warmup, num_training_steps=total
@@ -79,7 +73,7 @@ class Trainer:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # accelerate passes it
             policy.model, self.optimizer = accelerator.prepare(
-                policy.pipe.transformer, optimizer, device_placement=None if self._zero else [False, True]
+                policy.network, optimizer, device_placement=None if self._zero else [False, True]
             )
         adapters.collect()
         self.ema = EMAModel(adapters.parameters, decay=settings.ema)

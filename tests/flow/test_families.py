@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import SD3Transformer2DModel
+from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ import tiny
 from recast import config, objects
 from recast.errors import RecastError
 from recast.estimate import stage as estimation
-from recast.flow import families, sd3
+from recast.flow import families, loading, sd3
 from recast.flow.generate import generate
 from recast.flow.pipeline import PipelinePolicy, stacked, trimmed
 from recast.flow.policy import Condition
@@ -255,3 +255,33 @@ def test_quantization_without_its_library_is_one_sentence(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(RecastError, match=f"policy.quantize = {quantize} needs {library}: pip install"):
         families.load(config.policy(model=str(folder), quantize=quantize))
+
+
+@pytest.mark.parametrize("quantize", ["int8", "nf4"])
+def test_only_the_transformer_is_quantized(folder: Path, quantize: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to diffusers, which needs the libraries for the rest: benchmarks/quantize.py runs int8 with them."""
+    given: dict[str, object] = {}
+
+    class Library:
+        Int8WeightOnlyConfig = staticmethod(lambda: "int8, weights only")
+
+    def load(_folder: object, **arguments: object) -> None:
+        given.update(arguments)
+        raise ValueError("seen")
+
+    monkeypatch.setattr(objects, "library", lambda *_: Library)
+    monkeypatch.setattr(loading, "TorchAoConfig", lambda kind: kind)
+    monkeypatch.setattr(loading, "BitsAndBytesConfig", lambda **kind: kind)
+    monkeypatch.setattr(loading, "PipelineQuantizationConfig", lambda quant_mapping: quant_mapping)
+    monkeypatch.setattr(StableDiffusion3Pipeline, "from_pretrained", load)
+    with pytest.raises(RecastError, match="needs a GPU: choose int8 or none" if quantize == "nf4" else "seen"):
+        families.load(config.policy(model=str(folder), quantize=quantize))
+    if quantize == "nf4":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        with pytest.raises(RecastError, match="seen"):
+            families.load(config.policy(model=str(folder), quantize=quantize, device="cpu"))
+    expected = {
+        "int8": "int8, weights only",
+        "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32},
+    }
+    assert given["quantization_config"] == {"transformer": expected[quantize]}

@@ -151,11 +151,13 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The state of an optimizer, by parameter number and name."""
+    """The state of an optimizer, by parameter number and name; bitsandbytes has a table of tensors under one name."""
     state = optimizer.state_dict()["state"]
-    return {
-        f"{number}.{key}": whole(torch.as_tensor(value)) for number, of in state.items() for key, value in of.items()
-    }
+    found = {f"{number}.{key}": value for number, of in state.items() for key, value in of.items()}
+    for name in [name for name, value in found.items() if isinstance(value, Mapping)]:
+        # Copied, since one map of quantization levels serves all parameters, and a file may not share tensors.
+        found |= {f"{name}.{key}": torch.as_tensor(value).clone() for key, value in found.pop(name).items()}
+    return {name: whole(torch.as_tensor(value)) for name, value in found.items()}
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -163,10 +165,12 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, to
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for key, value in tensors.items():
-        number, _, field = key.partition(".")
+        number, *table, field = key.split(".")
+        place = state.setdefault(int(number), {})
+        place = place.setdefault(table[0], {}) if table else place
         # bitsandbytes counts steps by a plain number, torch by a tensor.
         plain = field == "step" and not isinstance(optimizer, torch.optim.AdamW)
-        state.setdefault(int(number), {})[field] = value.item() if plain else like(value, parameters[int(number)])
+        place[field] = value.item() if plain else like(value, parameters[int(number)])
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from forked import Command
 from recast import config
 from recast.cli import app
 from recast.errors import RecastError
@@ -29,6 +30,10 @@ def recast(*arguments: str, out: Path, launcher: tuple[str, ...] = ()) -> list[s
     return [sys.executable, "-m", *launcher, "recast", *arguments, "--out", str(out)]
 
 
+def forked(out: Path, name: str = "said") -> Command:
+    return Command([*MIXTURE, "--out", str(out)], out / name)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """`gains.json` of one process that nothing disturbs: this one."""
@@ -39,13 +44,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def test_killed_with_signal_9_at_several_points(undisturbed: bytes, tmp_path: Path) -> None:
     for wanted in (1, 4):
-        process = subprocess.Popen(recast(*MIXTURE, out=tmp_path), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
-        while len(list(tmp_path.glob("shards/*.safetensors"))) < wanted and process.poll() is None:
+        process = forked(tmp_path)
+        while len(list(tmp_path.glob("shards/*.safetensors"))) < wanted and process.running():
             time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        assert process.kill() == -signal.SIGKILL
     begun = time.monotonic()
-    subprocess.run(recast(*MIXTURE, out=tmp_path), check=True, capture_output=True, env=ENVIRONMENT)
+    assert forked(tmp_path).wait() == 0
     assert time.monotonic() - begun < 60  # a dead owner's claim is not waited for
     assert (tmp_path / "gains.json").read_bytes() == undisturbed
     assert not list(tmp_path.glob("shards/*.lock"))
@@ -104,7 +108,7 @@ def test_accelerate_launch_gives_the_same_bytes(undisturbed: bytes, tmp_path: Pa
 
 
 def test_two_machines_join_by_the_folder_alone(undisturbed: bytes, tmp_path: Path) -> None:
-    processes = [subprocess.Popen(recast(*MIXTURE, out=tmp_path), env=ENVIRONMENT) for _ in range(2)]
+    processes = [forked(tmp_path, name) for name in ("one", "two")]
     assert [process.wait() for process in processes] == [0, 0]
     assert (tmp_path / "gains.json").read_bytes() == undisturbed
 

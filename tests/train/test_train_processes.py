@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from forked import Command
 from recast import WeightMatrix, config
 from recast.flow import families
 
@@ -36,7 +37,12 @@ def command(out: Path, *more: str, launcher: tuple[str, ...] = ()) -> list[str]:
         *("train.learning_rate=3e-4", f"rewards={{detail: null, 'rewards:Deadly': {{calls: {out / 'calls'}}}}}"),
     ]
     weights = ["--weights", str(out.parent / "weights.json")]
-    return [sys.executable, "-m", *launcher, "recast", "train", *recipe, *more, "--out", str(out), *weights]
+    start = [sys.executable, "-m", *launcher, "recast"] if launcher else []
+    return [*start, "train", *recipe, *more, "--out", str(out), *weights]
+
+
+def forked(out: Path, *more: str, **environment: str) -> Command:
+    return Command(command(out, *more), out / "said", PYTHONPATH=ENVIRONMENT["PYTHONPATH"], **environment)
 
 
 def run(line: list[str], code: int = 0, **environment: str) -> str:
@@ -59,7 +65,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Path:
     out = folder / "whole"
-    said = run(command(out))
+    made = forked(out)
+    assert made.wait() == 0, made.stderr
+    said = made.stdout
     (out / "sizes").write_text(said.splitlines()[0])
     assert f"trained 4 epochs; wrote {out / 'lora'}" in said
     return out
@@ -83,16 +91,14 @@ def scored(out: Path) -> list[str]:
 
 
 def test_killed_at_several_points_and_started_again(folder: Path) -> None:
-    out, whole, noisy = folder / "killed", folder / "noisy", ENVIRONMENT | {"NOISE": "1"}
-    beside = subprocess.Popen(command(whole), env=noisy, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    run(command(out), -signal.SIGKILL, FATAL="4", NOISE="1")  # while the second epoch is scored
-    waited: subprocess.Popen[bytes] = subprocess.Popen(command(out), env=noisy, stderr=subprocess.DEVNULL)
-    while not list((out / "checkpoints").glob(".epoch-00003.tmp")) and waited.poll() is None:
+    out, whole = folder / "killed", folder / "noisy"
+    assert forked(whole, NOISE="1").wait() == 0
+    assert forked(out, FATAL="4", NOISE="1").wait() == -signal.SIGKILL  # while the second epoch is scored
+    waited = forked(out, NOISE="1")
+    while not list((out / "checkpoints").glob(".epoch-00003.tmp")) and waited.running():
         time.sleep(0.0005)
-    waited.kill()  # while the third checkpoint is written
-    assert waited.wait() == -signal.SIGKILL
-    run(command(out), NOISE="1")
-    assert beside.wait() == 0
+    assert waited.kill() == -signal.SIGKILL  # while the third checkpoint is written
+    assert forked(out, NOISE="1").wait() == 0
     assert adapters(out) == adapters(whole)
     assert lines(out) == lines(whole)
     assert [row["epoch"] for row in lines(out)] == [1, 2, 3, 4]
@@ -124,9 +130,8 @@ def test_two_processes_give_the_same_batches_and_losses_and_survive_a_kill(folde
 
 
 def test_bad_input_is_one_sentence(folder: Path, whole: Path) -> None:
-    line = command(whole, "train.beta=0.5")
-    result = subprocess.run(line, capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=240)
-    assert result.returncode == 2
+    result = forked(whole, "train.beta=0.5")
+    assert result.wait() == 2
     assert result.stderr.count("\n") == 1, result.stderr
     assert "was trained with train.beta = 0.1, not 0.5" in result.stderr
 

@@ -1,10 +1,14 @@
 """`recast` commands in processes of their own, forked from one that has imported torch, which takes ten seconds."""
 
+import importlib
 import multiprocessing
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from recast import processes
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
@@ -47,12 +51,29 @@ class Command:
         return self.places[1].read_text()
 
 
+def launched(arguments: Sequence[str], folder: Path, count: int = 2, **environment: str) -> list[Command]:
+    """The command in several processes of one group, with the variables that torchrun sets for them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    return [
+        Command(
+            arguments,
+            folder / str(rank),
+            **environment | address | sizes | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(count)
+    ]
+
+
 def _run(arguments: list[str], places: list[str], environment: Mapping[str, str]) -> None:
     """The command as `python -m recast` runs it, with one thread."""
     import torch
 
     torch.set_num_threads(1)
     os.environ.update(environment)
+    importlib.reload(processes)  # which has read the number of processes when it was imported
     sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
     for number, place in enumerate(places, start=1):
         file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -38,7 +38,7 @@ def test_no_weights_that_realize_the_budget_have_a_larger_cosine() -> None:
     np.testing.assert_allclose(best.matrix.sum(axis=0), 1 / 3, atol=1e-12)
     most = found.efficiency(best, budget=EVEN)
     tried = 0
-    for shares in np.random.default_rng(0).uniform(0, 1, (4000, 3)):
+    for shares in np.random.default_rng(0).uniform(0, 1, (600, 3)):
         effect = found.effect
         shares[2] = (0.5 - shares[:2] @ effect[:2]) / effect[2]  # the first reward's share realizes one half
         if 0 <= shares[2] <= 1:
@@ -47,7 +47,7 @@ def test_no_weights_that_realize_the_budget_have_a_larger_cosine() -> None:
             np.testing.assert_allclose(found.realized(other)[0], EVEN, atol=1e-9)
             assert found.efficiency(other, budget=EVEN) <= most + 1e-9
             tried += 1
-    assert tried > 500
+    assert tried > 80
     assert ceiling(found, [1, 1]) == pytest.approx(found.gain(best, budget=EVEN)[0])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from forked import Command
+from forked import Command, launched
 from recast import config
 from recast.cli import app
 from recast.errors import RecastError
@@ -65,7 +65,7 @@ def test_two_processes_under_torchrun_give_the_same_bytes(undisturbed: bytes, tm
     assert (tmp_path / "gains.json").read_bytes() == undisturbed
 
 
-def test_run_under_torchrun_goes_through_all_stages_together(tmp_path: Path) -> None:
+def test_run_in_two_processes_goes_through_all_stages_together(tmp_path: Path) -> None:
     small = ("prompts.count=2", "estimate.samples=2", "estimate.noisings=1", "estimate.steps=4", "estimate.spacing=2")
     small += (
         "train.epochs=1",
@@ -80,18 +80,11 @@ def test_run_under_torchrun_goes_through_all_stages_together(tmp_path: Path) -> 
     shapes = ("run", str(ROOT / "recipes/shapes.yaml"), *small)
     alone = CliRunner().invoke(app, [*shapes, "run.methods=[]", "--out", str(tmp_path / "one")])
     assert alone.exit_code == 0, alone.output
-    launcher = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
-    result = subprocess.run(
-        recast(*shapes, "run.methods=[static]", out=tmp_path / "two", launcher=launcher),
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    both = launched([*shapes, "run.methods=[static]", "--out", str(tmp_path / "two")], tmp_path / "said")
+    assert [each.wait() for each in both] == [0, 0], both[0].stderr
     for name in ("gains.json", "weights.json", "proposals/manifest.jsonl"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    assert result.stdout.count("the page is") == 1
+    assert [each.stdout.count("the page is") for each in both] == [1, 0]
     for name in ("static-s0", "base"):
         assert (tmp_path / "two" / name / "scores/scores.jsonl").read_text().count("\n") == 16
 

@@ -1,10 +1,7 @@
 """Measured gradients: those of the trainer's own loss, by any number of processes, resumed, and in the terminal."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import torch
 from test_trainer import one_thread  # noqa: F401 - an autouse fixture
 from typer.testing import CliRunner
 
+from forked import launched
 from recast import GainCurves, WeightMatrix, config, prompts
 from recast.cli import app
 from recast.core.effects import Effects
@@ -174,12 +172,9 @@ def test_they_are_those_of_the_checkpoint_that_training_resumes_from(tmp_path: P
 
 
 def test_two_processes_measure_the_same(tmp_path: Path, measured: Path) -> None:
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
-    line = [sys.executable, "-m", *torchrun, "recast", "doctor", RECIPE, *SMALL, *OPTIONS, "--out", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(line, capture_output=True, text=True, env=environment, check=False, timeout=240)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("wrote ") == 1
+    both = launched(["doctor", RECIPE, *SMALL, *OPTIONS, "--out", str(tmp_path)], tmp_path / "said")
+    assert [each.wait() for each in both] == [0, 0], both[0].stderr
+    assert [each.stdout.count("wrote ") for each in both] == [1, 0]
     one, two = (Effects.load(folder / "effects.json") for folder in (measured, tmp_path))
     assert one.settings == two.settings
     scale = float(np.abs(one.own).max())

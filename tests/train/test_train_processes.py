@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from forked import Command
+from forked import Command, launched
 from recast import WeightMatrix, config
 from recast.flow import families
 
@@ -50,6 +50,14 @@ def run(line: list[str], code: int = 0, **environment: str) -> str:
     result = subprocess.run(line, capture_output=True, text=True, env=variables, check=False, timeout=240)
     assert result.returncode == code, result.stderr
     return result.stdout
+
+
+def both(out: Path) -> str:
+    """What two processes of one group print."""
+    made = launched(command(out), out / "said", PYTHONPATH=ENVIRONMENT["PYTHONPATH"])
+    assert [each.wait() for each in made] == [0, 0], made[0].stderr
+    assert made[1].stdout == ""
+    return made[0].stdout
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +117,7 @@ def test_killed_at_several_points_and_started_again(folder: Path) -> None:
 
 def test_two_processes_give_the_same_batches_and_losses_and_survive_a_kill(folder: Path, whole: Path) -> None:
     out = folder / "two"
-    sizes = run(command(out, launcher=TORCHRUN)).splitlines()[0]
+    sizes = both(out).splitlines()[0]
     epoch, step = "2 optimizer steps per epoch, of 4 images at 2 noise levels each", "per process and optimizer step"
     same = f"2 prompts with 4 images each per epoch on {{}}; {epoch}; {{}} of 4 pairs {step}"
     assert (whole / "sizes").read_text() == same.format("1 process", "2 micro-batches")
@@ -122,7 +130,7 @@ def test_two_processes_give_the_same_batches_and_losses_and_survive_a_kill(folde
             assert mine[key] == pytest.approx(one[key], rel=2e-3), key
     killed = folder / "two-killed"
     run(command(killed, launcher=TORCHRUN), 1, FATAL="6")
-    run(command(killed, launcher=TORCHRUN))
+    both(killed)
     assert adapters(killed) == adapters(out)
     assert lines(killed) == lines(out)
     one, two = (load_file(each / "lora/pytorch_lora_weights.safetensors") for each in (whole, out))

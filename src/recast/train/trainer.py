@@ -275,6 +275,7 @@ class Trainer:
         if first:
             scaler = self.accelerator.scaler
             facts = {
+                "policy": self.policy.identity,
                 "schedule": {k: v for k, v in self.schedule.state_dict().items() if k != "lr_lambdas"},
                 "scaler": {} if scaler is None else scaler.state_dict(),
             }

@@ -41,17 +41,7 @@ def pipeline(**parts: object) -> StableDiffusion3Pipeline:
             qk_norm="rms_norm",
         ),
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-        "vae": AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4,
-            block_out_channels=(8, 8, 16, 16),
-            norm_num_groups=4,
-            latent_channels=16,
-            scaling_factor=1.5305,
-            shift_factor=0.0609,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        ),
+        "vae": autoencoder(scaling_factor=1.5305, shift_factor=0.0609),
         "text_encoder": encoders[0],
         "tokenizer": tokens,
         "text_encoder_2": encoders[1],
@@ -60,6 +50,20 @@ def pipeline(**parts: object) -> StableDiffusion3Pipeline:
         "tokenizer_3": T5TokenizerFast(vocab=vocabulary, extra_ids=0, model_max_length=512),
     }
     return StableDiffusion3Pipeline(**(whole | parts))
+
+
+def autoencoder(**settings: float) -> AutoencoderKL:
+    """A convolutional VAE of 8 pixels per cell and 16 channels."""
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(8, 8, 16, 16),
+        norm_num_groups=4,
+        latent_channels=16,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        **settings,
+    )
 
 
 def _text_config(tokens: object) -> object:

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5TokenizerFast
 
+import tiny
 from recast.shapes import models
 
 WORDS = ("▁a", "▁red", "▁circle", "▁and", "▁blue", "▁square", "▁", "e", "r", "s")
@@ -38,17 +39,7 @@ def pipeline(guidance_embeds: bool = True, **parts: object) -> FluxPipeline:
             axes_dims_rope=(4, 6, 6),
         ),
         "scheduler": scheduler,
-        "vae": AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4,
-            block_out_channels=(8, 8, 16, 16),
-            norm_num_groups=4,
-            latent_channels=16,
-            scaling_factor=0.3611,
-            shift_factor=0.1159,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        ),
+        "vae": tiny.autoencoder(scaling_factor=0.3611, shift_factor=0.1159),
         "text_encoder": CLIPTextModel(text),
         "tokenizer": tokens,
         "text_encoder_2": T5EncoderModel(t5),

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
+from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2TokenizerFast, Qwen3Config, Qwen3Model
+
+import tiny
 
 WORDS = ("a", " red", " circle", " and", " a", " blue", " square", "user", "assistant")
 TEMPLATE = (
@@ -61,17 +63,7 @@ def pipeline(**parts: object) -> ZImagePipeline:
         torch.nn.init.normal_(pad)  # else what pads a text to 32 tokens could be anything
     whole = {
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-        "vae": AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4,
-            block_out_channels=(8, 8, 16, 16),
-            norm_num_groups=4,
-            latent_channels=16,
-            scaling_factor=0.3611,
-            shift_factor=0.1159,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        ),
+        "vae": tiny.autoencoder(scaling_factor=0.3611, shift_factor=0.1159),
         "text_encoder": Qwen3Model(qwen),
         "tokenizer": words,
         "transformer": transformer,

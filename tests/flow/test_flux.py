@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler, FluxPipeline, FluxTransformer2DModel
+from family import ROUNDING, given, noise
 from safetensors.torch import load_file
 from test_memory import Peak
 
@@ -29,11 +30,6 @@ from recast.train import stage as train
 ROOT = Path(__file__).parents[2]
 PROMPTS = ["a red circle and a blue square", "a red circle", "a blue square and a red circle and a red square"]
 TOKENS = 16
-DEPTH = 64
-"""Matrix products and convolutions one after another, at most."""
-ROUNDING = DEPTH * math.sqrt(1024) * torch.finfo(torch.float32).eps
-"""How far float32 results of order 1 may differ if batches differ: sums of up to 1024 terms in another order have
-errors that grow as the root of their length, and DEPTH of them add up."""
 PUBLISHED: dict[str, Any] = {
     "patch_size": 1,
     "in_channels": 64,
@@ -77,17 +73,6 @@ def pipe_images(pipe: Any, prompts: list[str], steps: int, guidance: float = 1.0
     generators = [torch.Generator().manual_seed(7 + k) for k in range(len(prompts))]
     found = pipe(prompts, num_inference_steps=steps, guidance_scale=guidance, generator=generators, **settings)
     return found.images
-
-
-def noise(policy: FluxPolicy, count: int) -> torch.Tensor:
-    return torch.randn(count, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
-
-
-def given(network: torch.nn.Module) -> list[dict[str, Any]]:
-    """The arguments of every later call of a network."""
-    calls: list[dict[str, Any]] = []
-    network.register_forward_pre_hook(lambda _module, _args, named: calls.append(named), with_kwargs=True)
-    return calls
 
 
 def test_the_tiny_folder_has_the_published_layout(dev: Path, schnell: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler, Flux2KleinPipeline, Flux2Transformer2DModel
+from family import ROUNDING, given, noise
 from safetensors.torch import load_file
 from test_memory import Peak
 
@@ -31,11 +32,6 @@ SEEDS = [7, 8, 9]
 SIZE = (64, 96)
 TOKENS = 64
 """Enough for the chat template, byte by byte, and the first words of a prompt."""
-DEPTH = 64
-"""Matrix products and convolutions one after another, at most, in the transformer or the VAE."""
-ROUNDING = DEPTH * math.sqrt(1024) * torch.finfo(torch.float32).eps
-"""How far float32 results of order 1 may differ if batches differ: sums of up to 1024 terms in another order have
-errors that grow as the root of their length, and DEPTH of them add up."""
 KLEIN = {
     "4B": {"num_layers": 5, "num_single_layers": 20, "num_attention_heads": 24, "joint_attention_dim": 3 * 2560},
     "9B": {"num_layers": 8, "num_single_layers": 24, "num_attention_heads": 32, "joint_attention_dim": 3 * 4096},
@@ -80,17 +76,6 @@ def pipe_images(pipe: Any, prompts: list[str], steps: int, guidance: float = 1.0
     return pipe(
         prompt=prompts, num_inference_steps=steps, guidance_scale=guidance, generator=generators, **settings
     ).images
-
-
-def noise(policy: Flux2KleinPolicy, count: int) -> torch.Tensor:
-    return torch.randn(count, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
-
-
-def given(network: torch.nn.Module) -> list[dict[str, Any]]:
-    """The arguments of every later call of a network."""
-    calls: list[dict[str, Any]] = []
-    network.register_forward_pre_hook(lambda _module, _args, named: calls.append(named), with_kwargs=True)
-    return calls
 
 
 def test_the_tiny_folder_has_the_published_layout(folder: Path, distilled: Path) -> None:

@@ -1,11 +1,9 @@
 """The SANA policy against diffusers' own pipeline, on tiny checkpoints in the real format."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from diffusers import (
@@ -14,36 +12,18 @@ from diffusers import (
     SanaPipeline,
     SanaTransformer2DModel,
 )
+from family import ROUNDING, check_plain_guidance, frozen, run_through
 
 import tiny_sana
 from recast import config
-from recast.core.curves import GainCurves
 from recast.errors import RecastError
-from recast.estimate import stage as estimate
 from recast.flow import families, lora, sana
 from recast.flow.generate import generate
-from recast.progress import no_progress
-from recast.propose import stage as propose
-from recast.train import stage as train
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "a red circle and a blue square"
 SEVERAL = [PROMPT, "a red circle", "A Blue Square"]
 EPS = torch.finfo(torch.float32).eps
-DEPTH = 64
-"""Matrix products and convolutions one after another, at most, in one transformer call or in the autoencoder."""
-ROUNDING = DEPTH * math.sqrt(1024) * EPS
-"""How far float32 results of order 1 may differ if batches differ: sums of up to 1024 terms in another order have
-errors that grow as the root of their length, and DEPTH of them add up."""
-RECIPE = """
-policy: {{model: {model}, max_sequence_length: 16, resolution: [64, 96]}}
-prompts: {{source: {prompts}}}
-propose: {{source: policy}}
-rewards: {{jpeg: , "recast.rewards.examples:brightness": }}
-estimate: {{steps: 3, samples: 2, noisings: 1, rollouts: 4, spacing: 3}}
-train: {{prompts: {prompts}, epochs: 1, prompts_per_epoch: 2, images_per_prompt: 2, batch: 4, rank: 4, alpha: 8,
-  learning_rate: 0.01, preview_every: 0, trackers: []}}
-"""
 
 
 def pipe_images(
@@ -68,17 +48,6 @@ def pipe_images(
         use_resolution_binning=False,
         clean_caption=False,
     ).images
-
-
-def frozen(pipe: SanaPipeline) -> SanaPipeline:
-    """The pipeline with parameters that require no gradients, as ours do.
-
-    Else products of three-dimensional tensors are folded in another way, even where no gradients are computed, so that
-    an image of a pipeline as diffusers loads it differs in the last bits.
-    """
-    for part in (pipe.vae, pipe.transformer, pipe.text_encoder):
-        part.requires_grad_(False)
-    return pipe
 
 
 @pytest.fixture(scope="module")
@@ -222,16 +191,7 @@ def test_padding_has_no_influence(folder: Path) -> None:
 
 
 def test_guidance_is_the_plain_formula(folder: Path) -> None:
-    guided, plain = load(folder, guidance=3.0), load(folder)
-    assert guided.needs_empty
-    assert not plain.needs_empty
-    x = torch.randn(2, *plain.latent_shape, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        prompted, empty = (plain.velocity(x, 0.6, plain.condition([text])) for text in (PROMPT, ""))
-        found = guided.velocity(x, 0.6, guided.condition([PROMPT]))
-    tolerance = (3 + 2) * ROUNDING  # guidance g multiplies the errors of the two by g and g − 1
-    assert (prompted - empty).abs().max() > 10 * tolerance
-    torch.testing.assert_close(found, empty + 3 * (prompted - empty), atol=tolerance, rtol=0)
+    check_plain_guidance(load(folder, guidance=3.0), load(folder), PROMPT)
 
 
 def test_learned_variances_are_left_out() -> None:
@@ -301,17 +261,9 @@ def test_other_published_sizes(layers: int, heads: tuple[int, int], norm: str | 
 
 
 def test_curves_training_and_plain_diffusers(usual: Path, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("a red circle\na blue square and a red square\n")
-    (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=usual, prompts=tmp_path / "prompts.txt"))
-    recipe, run = config.load(tmp_path / "recipe.yaml", ["weigh.method=static"]), tmp_path / "run"
-    propose.propose(recipe, run, no_progress)
-    estimate.estimate(recipe, run, no_progress)
-    curves = GainCurves.load(run / "gains.json")
-    assert curves.D.shape == (2, 4)
-    assert np.isfinite(curves.D).all()
-    assert (np.ptp(curves.D, axis=1) > 0.01).all()
+    curves = run_through(usual, tmp_path, ["a red circle", "a blue square and a red square"], 16, 0.01)
     assert curves.sigmas[-1] == pytest.approx(2.997 / 2.998, abs=EPS)
-    assert train.train(recipe, run) == 1
+    run = tmp_path / "run"
     settings = {"model": str(folder), "max_sequence_length": 16}
     base, trained = (families.load(config.policy(**settings, **more)) for more in ({}, {"lora": str(run / "lora")}))
     ours = generate(trained, SEVERAL, [7, 8, 9], steps=4, method="euler")

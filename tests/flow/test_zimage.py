@@ -1,45 +1,25 @@
 """The Z-Image policy against diffusers' own pipeline, on tiny checkpoints in the real format."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
+from family import ROUNDING, check_plain_guidance, frozen, run_through
 
 import tiny_zimage
 from recast import config
-from recast.core.curves import GainCurves
 from recast.errors import RecastError
-from recast.estimate import stage as estimate
 from recast.flow import families, lora, zimage
 from recast.flow.generate import generate
-from recast.progress import no_progress
-from recast.propose import stage as propose
-from recast.train import stage as train
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "a red circle and a blue square"
 LONG = " and ".join([PROMPT] * 4)
 SEVERAL = [PROMPT, "a red circle", LONG]
 LENGTH = 96
-DEPTH = 64
-"""Matrix products and convolutions one after another, at most, in one transformer call or in the VAE."""
-ROUNDING = DEPTH * math.sqrt(1024) * torch.finfo(torch.float32).eps
-"""How far float32 results of order 1 may differ if batches differ: sums of up to 1024 terms in another order have
-errors that grow as the root of their length, and DEPTH of them add up."""
-RECIPE = """
-policy: {{model: {model}, max_sequence_length: 96, resolution: [64, 96]}}
-prompts: {{source: {prompts}}}
-propose: {{source: policy}}
-rewards: {{jpeg: , "recast.rewards.examples:brightness": }}
-estimate: {{steps: 3, samples: 2, noisings: 1, rollouts: 4, spacing: 3}}
-train: {{prompts: {prompts}, epochs: 1, prompts_per_epoch: 2, images_per_prompt: 2, batch: 4, rank: 4, alpha: 8,
-  learning_rate: 0.01, preview_every: 0, trackers: []}}
-"""
 
 
 def pipe_images(
@@ -56,13 +36,6 @@ def pipe_images(
         generator=[torch.Generator().manual_seed(7 + k) for k in range(len(prompts))],
         output_type="pt",
     ).images
-
-
-def frozen(pipe: ZImagePipeline) -> ZImagePipeline:
-    """The pipeline with parameters that require no gradients, as ours do: else torch may fold products otherwise."""
-    for part in (pipe.vae, pipe.transformer, pipe.text_encoder):
-        part.requires_grad_(False)
-    return pipe
 
 
 @pytest.fixture(scope="module")
@@ -139,16 +112,7 @@ def test_the_grid_is_the_schedulers_own(folder: Path, steps: int) -> None:
 
 
 def test_guidance_is_the_pipelines_scale_plus_one(folder: Path) -> None:
-    guided, plain = load(folder, guidance=3.0), load(folder)
-    assert guided.needs_empty
-    assert not plain.needs_empty
-    x = torch.randn(2, *plain.latent_shape, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        prompted, empty = (plain.velocity(x, 0.6, plain.condition([text])) for text in (PROMPT, ""))
-        found = guided.velocity(x, 0.6, guided.condition([PROMPT]))
-    tolerance = (3 + 2) * ROUNDING  # guidance g multiplies the errors of the two by g and g − 1
-    assert (prompted - empty).abs().max() > 10 * tolerance
-    torch.testing.assert_close(found, empty + 3 * (prompted - empty), atol=tolerance, rtol=0)
+    check_plain_guidance(load(folder, guidance=3.0), load(folder), PROMPT)
 
 
 def test_the_network_sees_one_minus_sigma_and_gives_the_negative_velocity(
@@ -227,16 +191,8 @@ def test_z_image_on_the_meta_device() -> None:
 
 
 def test_curves_training_and_plain_diffusers(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text(f"a red circle\n{LONG}\n")
-    (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=folder, prompts=tmp_path / "prompts.txt"))
-    recipe, run = config.load(tmp_path / "recipe.yaml", ["weigh.method=static"]), tmp_path / "run"
-    propose.propose(recipe, run, no_progress)
-    estimate.estimate(recipe, run, no_progress)
-    curves = GainCurves.load(run / "gains.json")
-    assert curves.D.shape == (2, 4)
-    assert np.isfinite(curves.D).all()
-    assert (np.ptp(curves.D, axis=1) > 0.001).all()
-    assert train.train(recipe, run) == 1
+    run_through(folder, tmp_path, ["a red circle", LONG], LENGTH, 0.001)
+    run = tmp_path / "run"
     base, trained = load(folder), load(folder, lora=str(run / "lora"))
     ours = generate(trained, SEVERAL, [7, 8, 9], steps=4, method="euler")
     assert (ours - generate(base, SEVERAL, [7, 8, 9], steps=4, method="euler")).abs().max() > 1e-3

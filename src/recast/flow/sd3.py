@@ -39,11 +39,6 @@ class SD3Policy(PipelinePolicy):
         """Latent cells per side of a token."""
         return int(self.network.config.patch_size)
 
-    @property
-    def default_side(self) -> int:
-        """Side of the model's own images in pixels."""
-        return int(self.network.config.sample_size * self.pipe.vae_scale_factor)
-
     def _size(self, resolution: int | Sequence[int] | None) -> tuple[int, int]:
         size = super()._size(resolution)
         largest = self.network.config.pos_embed_max_size * self.pipe.vae_scale_factor * self.patch

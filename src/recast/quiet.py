@@ -11,7 +11,10 @@ from contextlib import contextmanager
 
 __all__ = ["quiet"]
 
-_TALKATIVE = ("diffusers.pipelines.pipeline_utils", "diffusers.loaders.lora_base", "huggingface_hub", "transformers")
+_TALKATIVE = (
+    *("diffusers.pipelines.pipeline_utils", "diffusers.loaders.lora_base", "diffusers.models.modeling_utils"),
+    *("huggingface_hub", "transformers"),
+)
 
 
 @contextmanager

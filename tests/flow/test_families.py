@@ -179,6 +179,15 @@ def test_images_need_not_be_square(folder: Path, guidance: float) -> None:
         policy.encode(ours.transpose(2, 3))
 
 
+@pytest.mark.parametrize("wrong", [0, -64, 64.5, "big", True, [64], [64, 0], [64, None], [64, 64, 64]])
+def test_a_resolution_is_one_number_or_two(wrong: object) -> None:
+    assert config.policy(resolution=[64, 96]).resolution == (64, 96)
+    assert config.policy(resolution=64).resolution == 64
+    assert config.policy(resolution=None).resolution is None
+    with pytest.raises(RecastError, match=r"policy: resolution = .*: must be a number of pixels or \[height, width\]"):
+        config.policy(resolution=wrong)
+
+
 def test_large_is_a_matter_of_the_folder() -> None:
     """SD3.5-Large: 38 blocks of width 2,432 without dual attention (its transformer/config.json)."""
     with torch.device("meta"):

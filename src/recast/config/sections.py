@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from recast.core import renyi, sinkhorn
 from recast.core.weights import Method
@@ -93,7 +93,7 @@ class PolicyConfig(Section):
         description="Scale of guidance; 1 is none, except in models that take it as an input.",
     )
     lora: str | None = Field(None, description="Folder of a LoRA adapter that is loaded on top of the model.")
-    resolution: PositiveInt | tuple[PositiveInt, PositiveInt] | None = Field(
+    resolution: int | tuple[int, int] | None = Field(
         None, description="Pixels per side, or [height, width]; by default the model's own resolution."
     )
     max_sequence_length: int | None = Field(
@@ -102,6 +102,14 @@ class PolicyConfig(Section):
     cached_prompts: int = Field(1024, ge=1, description="Prompt embeddings cached on the CPU; a few MB each.")
     offload_text: bool = Field(False, description="Keep the text encoders on the device only while they encode.")
     vae_batch: int = Field(4, ge=1, description="Images that are encoded or decoded at a time.")
+
+    @field_validator("resolution", mode="before")
+    @classmethod
+    def _pixels(cls, value: Any) -> Any:
+        sides = value if isinstance(value, (list, tuple)) else [value] * 2
+        if value is not None and (len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides)):
+            raise ValueError("must be a number of pixels or [height, width]")
+        return value
 
 
 class PromptsConfig(Section):

@@ -56,14 +56,14 @@ def load_pipeline(
     optional : sequence of str, optional
         Components that a model may lack.
     """
-    folder, kind = _folder(source), pipeline_class(source)
+    folder, kind, quantized = _folder(source), pipeline_class(source), _quantization(quantize, dtype)
     try:
         with quiet():
             found = getattr(diffusers, kind)
             index = found.load_config(folder)
             parts = {name: part for name, part in index.items() if isinstance(part, (list, tuple))}
             given: dict[str, Any] = {name: None for name in optional if parts.get(name, [None])[0] is None}
-            given |= _quantization(quantize, dtype)
+            given |= quantized
             for name, (library, part) in parts.items():
                 if library == "transformers" and name.startswith("text_encoder"):
                     given[name] = _encoder(folder, name, part, dtype)

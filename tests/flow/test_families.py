@@ -201,8 +201,9 @@ def test_large_is_a_matter_of_the_folder() -> None:
             qk_norm="rms_norm",
         )
         assert sum(parameter.numel() for parameter in transformer.parameters()) == 8_056_627_520
-        found = [name for name, _ in transformer.named_modules() if re.fullmatch(sd3.SD3Policy.targets, name)]
+        found = [each for name, each in transformer.named_modules() if re.fullmatch(sd3.SD3Policy.targets, name)]
     assert len(found) == 38 * 8 - 1  # the last block's text stream ends in its attention
+    assert sum(32 * (each.in_features + each.out_features) for each in found) == 47_161_344  # at rank 32
 
 
 def test_conditions_of_any_tensors() -> None:

@@ -79,6 +79,7 @@ class Toy:
         return Condition({"length": torch.tensor([float(len(prompt)) for prompt in prompts])})
 
     def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition) -> Tensor:
+        assert x.shape == (len(x), *self.latent_shape)  # broadcasting would hide latents of another rank
         level = torch.as_tensor(sigma, dtype=torch.float32).expand(len(x))
         found: Tensor = self.model(x, level, condition.expand(len(x)).tensors["length"])
         return found

@@ -11,10 +11,10 @@ from recast.config.sections import (
     ProposeConfig,
     RunConfig,
     SweepConfig,
-    TrainConfig,
     WeighConfig,
     WorldConfig,
 )
+from recast.config.training import TrainConfig
 
 __all__ = [
     "GENERATORS",

@@ -20,10 +20,10 @@ from recast.config.sections import (
     RunConfig,
     Section,
     SweepConfig,
-    TrainConfig,
     WeighConfig,
     WorldConfig,
 )
+from recast.config.training import TrainConfig
 from recast.core import artifact
 from recast.errors import RecastError
 

@@ -8,7 +8,7 @@ advantage regardless of the rewards' units.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from recast.errors import RecastError
 
 __all__ = [
     "EPSILON",
+    "AdvMode",
     "Mode",
     "Spread",
     "advantages",
@@ -31,6 +32,7 @@ __all__ = [
 
 Mode = Literal["step", "shared", "reward"]
 Spread = Literal["batch", "group"]
+AdvMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
 EPSILON = 1e-4
 """Added to standard deviations, as DiffusionNFT does."""
 
@@ -131,7 +133,7 @@ def by_sigma(table: Tensor, weights: WeightMatrix, sigmas: Tensor) -> Tensor:
     return table.gather(1, weights.columns(sigmas).to(table.device))
 
 
-def optimality(advantages: Tensor, clip: float = 5.0) -> Tensor:
+def optimality(advantages: Tensor, clip: float = 5.0, mode: AdvMode = "all") -> Tensor:
     """r = ½ + adv / (2·clip): the probability that a sample is a good one.
 
     Parameters
@@ -140,6 +142,9 @@ def optimality(advantages: Tensor, clip: float = 5.0) -> Tensor:
         Of any shape.
     clip : float, default 5.0
         Advantages beyond ±clip are clipped.
+    mode : {"all", "positive_only", "negative_only", "one_only", "binary"}, default "all"
+        DiffusionNFT's `adv_mode`: all advantages, the positive or the negative ones with 0 for the others, 1 for
+        positive and 0 for others, or the signs. The last two are 1, not `clip`, so r stays within ½ ± 1/(2·clip).
 
     Returns
     -------
@@ -151,7 +156,15 @@ def optimality(advantages: Tensor, clip: float = 5.0) -> Tensor:
     >>> optimality(torch.tensor([-9.0, 0.0, 2.5]))
     tensor([0.0000, 0.5000, 0.7500])
     """
-    return (0.5 + advantages.clamp(-clip, clip) / (2 * clip)).clamp(0, 1)
+    if mode not in get_args(AdvMode):
+        raise RecastError(f"unknown train.adv_mode {mode!r}: choose one of {', '.join(get_args(AdvMode))}")
+    low, high = (0.0 if mode == "positive_only" else -clip), (0.0 if mode == "negative_only" else clip)
+    kept = advantages.clamp(low, high)
+    if mode == "one_only":
+        kept = (kept > 0).to(kept.dtype)
+    elif mode == "binary":
+        kept = kept.sign()
+    return (0.5 + kept / (2 * clip)).clamp(0, 1)
 
 
 def shares(contributions: Tensor) -> tuple[Tensor, Tensor]:

@@ -270,7 +270,8 @@ def _images(trainer: Trainer, plan: _Plan, mine: list[int], on_progress: OnProgr
     try:
         with trainer.adapters.using("old"):
             batch = trainer.settings.sample_batch
-            data = rollout(trainer.policy, trainer.models, rows, seeds, trainer.sigmas, batch, on_progress)
+            integers = trainer.settings.integer_timesteps
+            data = rollout(trainer.policy, trainer.models, rows, seeds, trainer.sigmas, batch, on_progress, integers)
     except RecastError as error:
         failure = error
     if trainer.anywhere(failure is not None):

@@ -25,7 +25,8 @@ class Pairs:
     """What one process trains on in one optimizer step; every field has one entry per pair.
 
     `row` is the image's row in the process's `Rollout`, `column` the column of W (t − 1), `sigma` the noise level σ_t,
-    `r` the image's optimality at that level, and `seed` the seed of the noise that is added to it.
+    `r` the image's optimality at that level, `seed` the seed of the noise that is added to it, and `anchored` whether
+    its distance to the base is computed.
     """
 
     row: Tensor
@@ -33,6 +34,7 @@ class Pairs:
     sigma: Tensor
     r: Tensor
     seed: Tensor
+    anchored: Tensor
 
     def __len__(self) -> int:
         return len(self.row)
@@ -48,20 +50,30 @@ class Pairs:
 
 
 def draw(
-    seeds: NDArray[np.int64], first: int, quality: Tensor, weights: WeightMatrix, sigmas: Sequence[float], count: int
+    seeds: NDArray[np.int64],
+    first: int,
+    quality: Tensor,
+    weights: WeightMatrix,
+    sigmas: Sequence[float],
+    count: int,
+    anchor: int = 1,
+    before: int = 0,
 ) -> Pairs:
     """Pairs of n images, each with `count` different levels in random order.
 
     `seeds` (n, SEEDS + T) are those of `groups.seeds` for the images, which have the rows from `first` on, and
     `quality` (n, T) is their optimality at every step. A pair finds its r by σ, since its position in
-    the batch does not determine its step.
+    the batch does not determine its step. Every `anchor`-th pair of the optimizer step, in which
+    `before` images come before these, is compared with the base; none for 0.
     """
     column = torch.stack([_choose(len(sigmas) - 1, count, seed) for seed in seeds[:, 1].tolist()])
     row = torch.arange(first, first + len(seeds))[:, None].expand_as(column)
     sigma = torch.tensor(sigmas)[column + 1]
     r = advantage.by_sigma(quality, weights, sigma)
     noise = torch.from_numpy(seeds[:, SEEDS:]).gather(1, column)
-    return Pairs(*(each.flatten() for each in (row, column, sigma, r, noise)))
+    place = torch.arange(column.numel()) + before * count
+    anchored = place % anchor == 0 if anchor else place < 0
+    return Pairs(*(each.flatten() for each in (row, column, sigma, r, noise, anchored)))
 
 
 def _choose(steps: int, count: int, seed: int) -> Tensor:

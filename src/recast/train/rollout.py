@@ -16,7 +16,7 @@ from torch import Tensor
 from recast import device
 from recast.flow import sampling
 from recast.flow.generate import start_noise
-from recast.flow.policy import Condition, Policy, conditioned
+from recast.flow.policy import Condition, Policy, Velocity, conditioned
 from recast.progress import OnProgress, ignore_progress
 from recast.prompts import Row
 from recast.rewards import base
@@ -47,10 +47,12 @@ def rollout(
     sigmas: Sequence[float],
     batch: int,
     on_progress: OnProgress = ignore_progress,
+    integer_timesteps: bool = False,
 ) -> Rollout:
     """One image per row and seed, along the flow ODE (dpm2), and its scores under all rewards `models`.
 
-    The start noise of an image depends on its seed alone. Every prompt is encoded once.
+    The start noise of an image depends on its seed alone. Every prompt is encoded once. With `integer_timesteps`, the
+    network is told 1000 σ without its decimals, as in DiffusionNFT's sampler; the latents still follow the grid.
     """
     begun = time.perf_counter()
     places = {text: k for k, text in enumerate(dict.fromkeys(row["prompt"] for row in rows))}
@@ -61,7 +63,7 @@ def rollout(
     with device.worker(policy.device) as scorer:
         for start in range(0, len(rows), batch):
             part = slice(start, start + batch)
-            clean = _sample(policy, condition.rows(prompt[part]), seeds[part], sigmas)
+            clean = _sample(policy, condition.rows(prompt[part]), seeds[part], sigmas, integer_timesteps)
             if len(pending) > 1:  # images waiting for their scores take memory
                 pending[-2].exception()  # raised below: a process whose reward fails must keep sampling with the others
             pending.append(scorer.submit(_score, models, policy.decode(clean), rows[part]))
@@ -74,9 +76,18 @@ def rollout(
     return Rollout(torch.cat(latents), condition, prompt, np.concatenate([table for table, _ in found]), seconds)
 
 
-def _sample(policy: Policy, condition: Condition, seeds: Sequence[int], sigmas: Sequence[float]) -> Tensor:
+def _sample(
+    policy: Policy, condition: Condition, seeds: Sequence[int], sigmas: Sequence[float], integers: bool
+) -> Tensor:
     noise = start_noise(policy.latent_shape, seeds).to(policy.device)
-    return sampling.sample(conditioned(policy, condition), noise, sigmas, method="dpm2")
+    velocity = conditioned(policy, condition)
+    told = _truncated(velocity) if integers else velocity
+    return sampling.sample(told, noise, sigmas, method="dpm2")
+
+
+def _truncated(velocity: Velocity) -> Velocity:
+    """The velocity at σ rounded down to a multiple of 1/1000, by way of float32, as DiffusionNFT computes it."""
+    return lambda x, sigma: velocity(x, int(np.float32(sigma) * np.float32(1000)) / 1000)
 
 
 def _score(

@@ -25,7 +25,7 @@ from recast.flow.sharded import part, whole
 from recast.progress import OnProgress, ignore_progress
 from recast.prompts import Row
 from recast.rewards import base
-from recast.train import advantage, checkpoint, groups, metrics, nft, optimizers, pairs, zero
+from recast.train import advantage, checkpoint, groups, metrics, nft, optimizers, pairs, passes, zero
 from recast.train.checkpoint import Position
 from recast.train.decay import old_decay
 from recast.train.pairs import Pairs
@@ -90,7 +90,7 @@ class Trainer:
         texts = [row["prompt"] for row in self._prompts(number)]
         members = torch.from_numpy(groups.members(texts, self.batches.images))
         parts = advantage.contributions(rewards, members, self.weights, self.settings.normalize, self.settings.spread)
-        quality = advantage.optimality(parts.sum(1), self.settings.advantage_clip).float()
+        quality = advantage.optimality(parts.sum(1), self.settings.advantage_clip, self.settings.adv_mode).float()
         found = metrics.reward_metrics(list(self.models), rewards, members, parts)
         found["clipped"] = float((parts.sum(1).abs() > self.settings.advantage_clip).double().mean())
         begun = time.perf_counter()
@@ -137,7 +137,16 @@ class Trainer:
         try:
             with self.adapters.using("old"):
                 seeds = self._seeds[images, 0].tolist()
-                data = rollout(self.policy, self.models, rows, seeds, self.sigmas, settings.sample_batch, on_progress)
+                data = rollout(
+                    self.policy,
+                    self.models,
+                    rows,
+                    seeds,
+                    self.sigmas,
+                    settings.sample_batch,
+                    on_progress,
+                    integer_timesteps=settings.integer_timesteps,
+                )
         except RecastError as error:
             failure = error
         if self.anywhere(failure is not None):
@@ -153,10 +162,11 @@ class Trainer:
     def _update(self, data: Rollout, quality: Tensor, update: int, on_progress: OnProgress = ignore_progress) -> None:
         """Make one optimizer step on all its pairs, accumulating gradients over micro-batches of equal size."""
         chosen, sizes = self._pairs(quality, update), self.batches
+        needed = self._needed(update)
         losses: list[Tensor] = []
         for micro_batch in chosen.split(sizes.micro):
             with self.accelerator.accumulate(self.policy.model):
-                terms = self._terms(data, micro_batch)
+                terms = self._terms(data, micro_batch, needed)
                 self._backward(terms.total.mean())
                 losses.append(torch.stack([getattr(terms, name).detach() for name in _LOSSES]))
                 if self.accelerator.sync_gradients:
@@ -174,28 +184,30 @@ class Trainer:
         """The pairs of this process in one optimizer step, given the optimality (N, T) of all images of the epoch."""
         images, first = self._mine[update], update * self.batches.share
         good = quality[torch.from_numpy(images)]
-        return pairs.draw(self._seeds[images], first, good, self.weights, self.sigmas, self.batches.pairs)
+        anchor = self.settings.kl_every if self.settings.kl_weight > 0 else 0
+        before = self.accelerator.process_index * self.batches.share
+        seeds, count = self._seeds[images], self.batches.pairs
+        return pairs.draw(seeds, first, good, self.weights, self.sigmas, count, anchor, before)
 
-    def _terms(self, data: Rollout, chosen: Pairs) -> nft.Terms:
-        """The loss of some pairs; the base's velocity is computed only if the KL term counts."""
+    def _needed(self, update: int) -> passes.Needed:
+        """The passes of an optimizer step, the same in every process: only the first of an epoch can omit any."""
+        if update > 0:
+            return passes.Needed()
+        mine = passes.needed(self.adapters)
+        return passes.Needed(self.anywhere(mine.old), self.anywhere(mine.base))
+
+    def _terms(self, data: Rollout, chosen: Pairs, needed: passes.Needed) -> nft.Terms:
+        """The loss of some pairs."""
         device, settings = data.latents.device, self.settings
         condition = data.condition.rows(data.prompt[chosen.row].to(device))
         clean, noise = data.latents[chosen.row.to(device)], chosen.noise(self.policy.latent_shape).to(device)
         sigma, r = chosen.sigma.to(device), chosen.r.to(device)
-        level = sigma[:, None, None, None]
+        level = sigma.reshape(-1, *(1 for _ in self.policy.latent_shape))
         x = (1 - level) * clean + level * noise
-        with torch.no_grad():
-            self.adapters.use("old")
-            old = self.policy.velocity(x, sigma, condition)
-            reference = None
-            if settings.kl_weight > 0:
-                self.adapters.use("base")
-                reference = self.policy.velocity(x, sigma, condition)
-        self.adapters.use("default")
-        v = self.policy.velocity(x, sigma, condition)
+        found = passes.velocities(self.policy, self.adapters, x, sigma, condition, needed, chosen.anchored)
         return nft.loss(
-            v,
-            old,
+            found.trained,
+            found.old,
             clean,
             noise,
             sigma,
@@ -203,8 +215,8 @@ class Trainer:
             beta=settings.beta,
             form=settings.form,
             clip=settings.advantage_clip,
-            v_base=reference,
-            kl_weight=settings.kl_weight,
+            v_base=found.base,
+            kl_weight=settings.kl_weight * settings.kl_every,
         )
 
     def _backward(self, loss: Tensor) -> None:
@@ -356,9 +368,15 @@ class _Averaged:
 def _batches(settings: TrainConfig, steps: int, processes: int) -> groups.Batches:
     """The sizes of an epoch for T = `steps`."""
     levels = settings.levels(steps)
-    return groups.batches(
+    found = groups.batches(
         processes, settings.prompts_per_epoch, settings.images_per_prompt, settings.batch, levels, settings.micro_batch
     )
+    if settings.kl_every > found.micro:  # the processes of a sharded model must call it equally often
+        raise RecastError(
+            f"train.kl_every = {settings.kl_every} is above the {found.micro} pairs of a micro-batch: use at most "
+            f"{found.micro}, or set train.kl_weight=0"
+        )
+    return found
 
 
 def _culprit(finite: Tensor, sigmas: Tensor) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src/recast"
-STAGES = ("propose", "estimate", "weigh", "train", "evaluate", "judge", "report", "sweep")
+STAGES = ("propose", "estimate", "weigh", "train", "evaluate", "judge", "report", "sweep", "selftest")
 """In the order in which they may use each other: a later one may import an earlier one."""
 HEAVY = [
     "torch",

@@ -16,7 +16,7 @@ from recast import GainCurves, WeightMatrix, config, prompts
 from recast.cli import app
 from recast.core.effects import Effects
 from recast.errors import RecastError
-from recast.train import advantage, gradients, sketch, stage
+from recast.train import advantage, gradients, passes, sketch, stage
 from recast.weigh import static
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def test_they_add_up_to_the_gradient_of_the_trainer_s_loss(
         parts = advantage.contributions(rewards, members, weights, mode).sum(1)  # type: ignore[arg-type]
         assert parts.abs().max() < settings.train.advantage_clip
         quality = advantage.optimality(parts, settings.train.advantage_clip).float()
-        loss = made._terms(data, made._pairs(quality, 0)).total.mean()
+        loss = made._terms(data, made._pairs(quality, 0), passes.Needed()).total.mean()
         theirs = torch.cat([part.flatten() for part in torch.autograd.grad(loss, made.adapters.parameters)]).double()
         assert theirs.norm() > 0
         if mode != "step":  # one divisor for all steps, which no cosine depends on

@@ -22,6 +22,7 @@ from recast.cli.plot import plot
 from recast.cli.propose import propose
 from recast.cli.report import report
 from recast.cli.run import run
+from recast.cli.selftest import selftest
 from recast.cli.sweep import sweep
 from recast.cli.train import train
 from recast.cli.weigh import weigh
@@ -52,7 +53,7 @@ app = typer.Typer(
     help="Reward credit assignment across timesteps: from gain curves to a reward-by-timestep weight matrix W.",
 )
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's own, wherever this typer keeps click
-for verb in (propose, estimate, weigh, train, evaluate, judge, report, run, sweep, doctor, compare, plot):
+for verb in (propose, estimate, weigh, train, evaluate, judge, report, run, sweep, doctor, selftest, compare, plot):
     app.command()(verb)
 app.add_typer(analyze.app, name="analyze")
 app.add_typer(rewards.app, name="rewards")

@@ -34,6 +34,7 @@ __all__ = [
     "Watch",
     "estimate",
     "evaluations_per_prompt",
+    "missing",
     "paper_evaluations",
     "sample_prompt",
     "up_to_date",
@@ -79,11 +80,7 @@ def estimate(
     and figures of earlier curves are removed, since they would contradict the new ones.
     """
     _warn_of_bias(recipe)
-    present = {} if reuse else versions.of(recipe.rewards)
-    # First, since other settings leave the folder unchanged.
-    shards = Shards(out / "shards", identity.rollouts(recipe), present)
-    if not (reuse or all(shards.has(name) for name in curves.prompt_names(recipe))):
-        shards.require_versions(present)
+    shards = _open(recipe, out, reuse)  # first, since other settings leave the folder unchanged
     with _one_thread():
         world = worlds.open_world(recipe, out)
         results = _Results(recipe, world, shards, until_ci)
@@ -109,6 +106,21 @@ def estimate(
     made.save(out / "gains.json")
     processes.wait()
     return made, truth
+
+
+def missing(recipe: Recipe, out: Path) -> int:
+    """The number of prompts without rollouts; raises what `estimate` would if RUN has those of other settings."""
+    shards = _open(recipe, out)
+    return sum(not shards.has(name) for name in curves.prompt_names(recipe))
+
+
+def _open(recipe: Recipe, out: Path, reuse: bool = False) -> Shards:
+    """The shards of RUN; an error if they are of other settings, or would be of two versions of a reward."""
+    present = {} if reuse else versions.of(recipe.rewards)
+    shards = Shards(out / "shards", identity.rollouts(recipe), present)
+    if not (reuse or all(shards.has(name) for name in curves.prompt_names(recipe))):
+        shards.require_versions(present)
+    return shards
 
 
 def up_to_date(recipe: Recipe, out: Path) -> GainCurves | None:

@@ -26,6 +26,8 @@ from recast.sweep.jobs import Job
 __all__ = ["Observer", "compare", "cost_sentence", "curves_of", "prepare"]
 
 _Watch = Callable[[Mapping[Job, str]], None]
+_WORTHWHILE = 4
+"""Prompts per process of an estimate: with fewer, a process would take longer to start than to work."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,22 @@ def curves_of(recipe: Recipe, out: Path, observer: Observer) -> tuple[GainCurves
             return found, None
 
     def estimate() -> tuple[GainCurves, GainCurves | None] | None:
-        with observer.estimating() as watch:
+        with observer.estimating() as watch, _sharing(recipe, out):
             return estimation.estimate(recipe, out, no_progress, watch=watch)
 
     made = _fresh(estimate, out / "shards", observer)
     return (GainCurves.load(out / "gains.json"), None) if made is None else made
+
+
+def _sharing(recipe: Recipe, out: Path) -> AbstractContextManager[None]:
+    """Processes on the other local devices that share the prompts of an estimate, if there are prompts for them."""
+    if recipe.world.kind != "images" or processes.COUNT > 1:
+        return nullcontext()
+    count = min(workers.workers_here(), estimation.missing(recipe, out) // _WORTHWHILE)
+    if count < 2:
+        return nullcontext()
+    recipe.save(out / "recipe.yaml")
+    return workers.beside(["estimate", str(out / "recipe.yaml"), "--out", str(out)], count)
 
 
 def _fresh(call: Callable[[], Any], folder: Path, observer: Observer) -> Any:

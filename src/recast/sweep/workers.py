@@ -20,7 +20,7 @@ from recast.errors import RecastError
 if TYPE_CHECKING:
     from recast.sweep.jobs import Job
 
-__all__ = ["PARENT", "end_with_parent", "environment", "run_jobs", "workers_here"]
+__all__ = ["PARENT", "beside", "end_with_parent", "environment", "run_jobs", "workers_here"]
 
 PARENT = "RECAST_PARENT"
 """Environment variable with the process that started a job, so that no job continues after `recast run` was killed."""
@@ -87,15 +87,38 @@ def _looking(running: Mapping[Job, str], watch: Callable[[Mapping[Job, str]], No
         watch({})
 
 
-def _call(words: Sequence[str], slot: int, workers: int, stop: threading.Event) -> None:
-    """Run one command in a separate process, which ends when this one does; its error is raised as RecastError."""
-    process = subprocess.Popen(
+@contextmanager
+def beside(words: Sequence[str], workers: int) -> Iterator[None]:
+    """Run a command on all local devices but the first, which the block uses, for work that processes share.
+
+    The block ends when all of them have. They are stopped if the block fails; an error of their own is ignored, because
+    the block then does their part.
+    """
+    others = [_start(words, slot, workers) for slot in range(1, workers)]
+    try:
+        yield
+    except BaseException:
+        for process in others:
+            process.kill()
+        raise
+    finally:
+        for process in others:
+            process.communicate()
+
+
+def _start(words: Sequence[str], slot: int, workers: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-m", "recast", *words],
         env=os.environ | environment(slot, workers),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def _call(words: Sequence[str], slot: int, workers: int, stop: threading.Event) -> None:
+    """Run one command in a separate process, which ends when this one does; its error is raised as RecastError."""
+    process = _start(words, slot, workers)
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
     reader.start()

@@ -2,9 +2,11 @@
 
     python benchmarks/shapes_training.py
 
-Three blocks, two runs at a time with one thread each. `grid`: the untrained base with several schedulers and two
+Five blocks, two runs at a time with one thread each. `grid`: the untrained base with several schedulers and two
 samplers. `background`: training on the background reward alone, as it is and over the whole paper, as it was before.
 `static`: recipes/shapes.yaml with static weights and equal budgets, three seeds, scored every quarter of training.
+`small`: the same with 16 images per update and a quarter of the images, at three learning rates, for twice as long.
+`anchor`: the same as `static` with the KL term on every fourth pair (train.kl_every).
 Every number is measured on the averaged adapter, with eight images per prompt. Writes results/shapes_training.json
 in this folder; takes about fifteen minutes on two cores.
 """
@@ -27,6 +29,8 @@ TRAINED = ("composition", "alignment", "detail", "background")
 WHOLE = "shapes_training:WholePaper"
 GRIDS = ((3.0, None), (1.0, None), (1.0, 0.1), (1.5, 0.05), (1.5, 0.1), (2.0, 0.1))
 """Shift and terminal σ of the scheduler."""
+SMALL = ("train.prompts_per_epoch=12", "train.batch=16", "train.epochs=32")
+RATES = (2.5e-4, 5e-4, 1e-3)
 ALONE, EPOCHS = ("background", WHOLE), 8
 """Rewards that are trained alone, and for how many epochs."""
 
@@ -115,7 +119,7 @@ def run(job: tuple[str, Any]) -> None:
     elif block == "background":
         found = train({facts: 1.0}, [f"train.seed={SEEDS[0]}", f"train.epochs={EPOCHS}"])
     else:
-        found = train(dict.fromkeys(TRAINED, 1.0), [f"train.seed={facts}"])
+        found = train(dict.fromkeys(TRAINED, 1.0), facts)
     made = {"name": name, **found}
     print(json.dumps(made), flush=True)
     with LINES.open("a", encoding="utf-8") as file:
@@ -124,7 +128,13 @@ def run(job: tuple[str, Any]) -> None:
 
 def jobs() -> list[tuple[str, Any]]:
     """All runs by their names, the longest first."""
-    found: list[tuple[str, Any]] = [(f"static {seed}", seed) for seed in SEEDS]
+    found: list[tuple[str, Any]] = [(f"static {seed}", [f"train.seed={seed}"]) for seed in SEEDS]
+    found += [(f"anchor {seed}", ["train.kl_every=4", f"train.seed={seed}"]) for seed in SEEDS]
+    found += [
+        (f"small {rate:g} {seed}", [*SMALL, f"train.learning_rate={rate}", f"train.seed={seed}"])
+        for seed in SEEDS
+        for rate in RATES
+    ]
     found += [(f"background {name}", name) for name in ALONE]
     return found + [(f"grid {shift:g} {terminal}", (shift, terminal)) for shift, terminal in GRIDS]
 

@@ -1,9 +1,10 @@
-"""The overhead of training over its bare passes, the time of ReCAST relative to static, and memory over epochs.
+"""The overhead of training over its bare passes, what each pass costs, ReCAST against static, and memory over epochs.
 
     python benchmarks/train.py
 
 On the shapes recipe with one thread. The update (noise, mixing, loss, metrics, optimizer) is timed alternately with a
-bare loop of exactly its forward and backward passes. Then whole epochs with a static W and with an uneven W, which
+bare loop of exactly its forward and backward passes, and with updates that leave out the pass of the base, of the old
+policy, of both, and of the base for three pairs of four. Then whole epochs with a static W and with an uneven W, which
 differ only in W, are timed alternately. Resident memory is read after every epoch. Writes results/train.json in this
 folder; takes about four minutes.
 """
@@ -22,7 +23,7 @@ import torch
 from recast import WeightMatrix, config, prompts
 from recast.core import artifact
 from recast.flow import families
-from recast.train import advantage, stage
+from recast.train import advantage, passes, stage
 from recast.train.trainer import Trainer
 
 RESULTS = Path(__file__).parent / "results"
@@ -40,9 +41,9 @@ def weights_of(sigmas: list[float], even: bool) -> WeightMatrix:
     return WeightMatrix(names, sigmas, table, table.sum(1), "static" if even else "sinkhorn")
 
 
-def make(folder: Path, even: bool) -> Trainer:
+def make(folder: Path, even: bool, *more: str) -> Trainer:
     """A trainer of the shapes recipe."""
-    recipe = config.load(RECIPE)
+    recipe = config.load(RECIPE, more)
     sigmas = families.load(recipe.policy).sigmas(recipe.estimate.steps)
     accelerator = stage.accelerator_of(recipe, folder)
     # The prompts of one epoch, so that all embeddings are cached after it.
@@ -81,6 +82,34 @@ def overhead(trainer: Trainer) -> float:
     return statistics.median(ratios[1:])
 
 
+def passes_of(folder: Path) -> dict[str, float]:
+    """Seconds of an update that leaves out passes, divided by those of one with all three; medians over rounds."""
+    kinds = {
+        "all": (make(folder, False), passes.Needed()),
+        "no base": (make(folder, False), passes.Needed(base=False)),
+        "no old": (make(folder, False), passes.Needed(old=False)),
+        "neither": (make(folder, False), passes.Needed(old=False, base=False)),
+        "kl_every=4": (make(folder, False, "train.kl_every=4"), passes.Needed()),
+    }
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for turn in range(ROUNDS + 1):
+        for name, (trainer, needed) in kinds.items() if turn % 2 else reversed(kinds.items()):
+            if not turn:
+                trainer._needed = lambda _, needed=needed: needed  # type: ignore[method-assign,misc]
+                data, _ = trainer._rollout(0, lambda *_: None)
+                trainer._data = data  # type: ignore[attr-defined]
+            good = torch.full((trainer.batches.total, len(trainer.sigmas) - 1), 0.5)
+            begun = time.perf_counter()
+            trainer._update(trainer._data, good, turn % trainer.batches.updates)  # type: ignore[attr-defined]
+            times[name].append(time.perf_counter() - begun)
+    found = {
+        name: statistics.median(a / b for a, b in zip(each[1:], times["all"][1:], strict=True))
+        for name, each in times.items()
+    }
+    print("update over one with all passes:", {name: round(value, 3) for name, value in found.items()}, flush=True)
+    return found
+
+
 def epochs(folder: Path) -> tuple[float, list[float]]:
     """Seconds of a ReCAST epoch divided by those of a static one, and peak memory in MiB after every epoch."""
     trainers = {even: make(folder, even) for even in (True, False)}
@@ -103,11 +132,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         trainer = make(Path(name), False)
         update = overhead(trainer)
+        shares = passes_of(Path(name))
         method, memory = epochs(Path(name))
     growth = memory[-1] - memory[2]
     print(f"a pair takes {update:.3f} of its bare passes; a ReCAST epoch {method:.3f} of a static one")
     print(f"memory after epoch 3: {memory[2]:.0f} MiB, after epoch {EPOCHS}: {memory[-1]:.0f} MiB")
-    fields = {"pair_over_bare": update, "recast_over_static": method, "mebibytes": memory, "growth": growth}
+    fields = {
+        "pair_over_bare": update,
+        "passes": shares,
+        "recast_over_static": method,
+        "mebibytes": memory,
+        "growth": growth,
+    }
     artifact.write(RESULTS / "train.json", "recast.benchmark.train", fields)
 
 

@@ -1,12 +1,13 @@
-"""Overhead of the estimate stage over its velocity calls, and the time either estimator needs for an accurate W.
+"""Overhead of the estimate stage, the time either estimator needs for an accurate W, and where that time goes.
 
     python benchmarks/estimate.py
 
 The shapes recipe with eight prompts, on one thread. The stage (proposals read, encoded, noised, rolled out, decoded,
 scored by four rewards, stored) is timed alternately with a loop of exactly its velocity calls. Then both estimators are
 repeated on the same proposals: e is the L1 distance of W to the mean over the repeats, and the seconds to e = 0.1
-follow from an error that falls with the square root of the time. Writes results/estimate.json next to this file; takes
-about ten minutes.
+follow from an error that falls with the square root of the time. Last, many noisings of the same proposals say where
+the noise of coupled rollouts comes from, and what fewer noisings at clean levels, or fewer levels per rollout, would
+save. Writes results/estimate.json next to this file; takes about a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import torch
 
 from recast import config
 from recast.core import artifact
+from recast.core.curves import GainCurves
 from recast.estimate import from_rollouts, stage, worlds
+from recast.flow import sampling
 from recast.progress import no_progress
 from recast.propose.stage import propose
 from recast.weigh import weigh
@@ -31,6 +34,8 @@ from recast.weigh import weigh
 RESULTS = Path(__file__).parent / "results"
 RECIPE = Path(__file__).parents[1] / "recipes/shapes.yaml"
 PROMPTS, ROUNDS, REPEATS, ACCURACY = 8, 7, 16, 0.1
+STEPS, SAMPLES, MANY, DRAWS = 10, 8, 24, 100
+REWARDS = ("composition", "alignment", "detail", "background")
 SETTINGS = {
     "coupled": ["estimate.noisings=2"],
     "paper": ["estimate.estimator=paper", "estimate.rollouts=4"],
@@ -108,6 +113,69 @@ def spread(folder: Path, name: str) -> dict[str, float]:
     }
 
 
+def rolled(folder: Path, spacing: float) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Scores (P, m, T+1, N, 2, MANY/2) of mirrored noisings, sigmas, and the evaluations from each level."""
+    settings = recipe(f"estimate.noisings={MANY}", f"estimate.spacing={spacing}")
+    world = worlds.open_world(settings, folder)
+    tables = []
+    for name in world.names:
+        scores = stage.sample_prompt(settings, world, name).score(world.scorer(name)).scores[..., 0]
+        tables.append(scores.reshape(*scores.shape[:2], settings.estimate.samples, 2, MANY // 2))
+    walk = sampling.rollout_levels(world.sigmas, spacing)
+    steps = [1 + sum(0 < level < start for level in walk) for start in world.sigmas[1:]]
+    return np.stack(tables), np.asarray(world.sigmas), steps
+
+
+def noise_of(scores: np.ndarray, sigmas: np.ndarray, pairs: list[int]) -> float:
+    """L1 noise of W with so many mirrored pairs of noisings at each level, over random choices of them."""
+    random, made = np.random.default_rng(0), []
+    for _ in range(DRAWS):
+        order = random.permuted(
+            np.broadcast_to(np.arange(MANY // 2), (len(scores), 1, 1, scores.shape[3], 1, MANY // 2)), axis=-1
+        )
+        mixed = np.take_along_axis(scores, np.broadcast_to(order, scores.shape), -1)
+        mu = np.stack(
+            [mixed[:, :, 0].mean((-2, -1))]
+            + [mixed[:, :, t, :, :, :count].mean((-2, -1)) for t, count in enumerate(pairs, start=1)],
+            axis=2,
+        )
+        curves = GainCurves.from_mu(REWARDS, sigmas, mu, 2.0)
+        made.append(weigh(curves, dict.fromkeys(REWARDS, 1.0)).matrix)
+    away = np.abs(np.stack(made) - np.mean(made, axis=0)).sum((1, 2)).mean()
+    return float(away / np.sqrt(1 - 2 * max(pairs) / MANY))  # drawn without replacement
+
+
+def origins(folder: Path) -> dict[str, Any]:
+    """Where the noise of coupled rollouts comes from, and what two ways to save evaluations would do."""
+    scores, sigmas, steps = rolled(folder, 0.8)
+    level = scores.mean(-2)  # mirrored pairs
+    relative = level / level.mean((0, 3, 4), keepdims=True)
+    own = relative.var(-1, ddof=1).mean((0, 3))  # (m, T+1)
+    apart = (relative[:, :, :-1] - relative[:, :, 1:]).var(-1, ddof=1).mean((0, 3))
+    plans = {"2 noisings": [1] * STEPS, "8 noisings": [4] * STEPS, "2, and 8 from t = 7 on": [1] * 6 + [4] * 4}
+    found: dict[str, Any] = {
+        "evaluations_by_level": steps,
+        "variance_of_a_level": own[:, 1:].mean(0).tolist(),
+        "variance_of_the_step": apart.mean(0).tolist(),
+        "allocations": {},
+        "spacings": {},
+    }
+    for name, pairs in plans.items():
+        cost = 2 * SAMPLES * int(np.dot(pairs, steps))
+        error = noise_of(scores, sigmas, pairs)
+        found["allocations"][name] = {"evaluations": cost, "l1_noise": error, "product": error**2 * cost}
+    whole = {}
+    for spacing in (0.8, 1.6):
+        scores, sigmas, steps = rolled(folder, spacing)
+        error, cost = noise_of(scores, sigmas, [2] * STEPS), 4 * SAMPLES * sum(steps)
+        curves = GainCurves.from_mu(REWARDS, sigmas, scores.mean((-2, -1)), 2.0)
+        whole[spacing] = weigh(curves, dict.fromkeys(REWARDS, 1.0)).matrix
+        away = float(np.abs(whole[spacing] - whole[0.8]).sum())
+        facts = {"evaluations": cost, "l1_noise": error, "product": error**2 * cost, "l1_from_0.8": away}
+        found["spacings"][str(spacing)] = facts
+    return found
+
+
 def main() -> None:
     """Measure, print, and write."""
     torch.set_num_threads(1)
@@ -116,15 +184,19 @@ def main() -> None:
         propose(recipe(), folder, no_progress)
         ratio = rate(folder)
         found = {estimator: spread(folder, estimator) for estimator in SETTINGS}
+        where = origins(folder)
     print(f"the stage makes {ratio:.3f} times the evaluations per second of a bare loop")
     for estimator, facts in found.items():
         print(estimator, {key: round(value, 3) for key, value in facts.items()})
     saved = found["paper"]["seconds_to_accuracy"] / found["coupled"]["seconds_to_accuracy"]
+    for key, value in where.items():
+        print(key, value)
     print(f"to an L1 noise of {ACCURACY} in W, the paper's estimator takes {saved:.1f} times as long")
     artifact.write(
         RESULTS / "estimate.json",
         "recast.benchmark.estimate",
-        {"stage_over_bare": ratio, "estimators": found, "paper_over_coupled": saved, "accuracy": ACCURACY},
+        {"stage_over_bare": ratio, "estimators": found, "paper_over_coupled": saved, "accuracy": ACCURACY}
+        | {"origins": where},
     )
 
 

@@ -65,7 +65,7 @@ def model(path: Path) -> Path:
     import loops
 
 
-    folder = loops.folder(path)
+    folder: Path = _shared("loops").folder(path)
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"num_layers": 4, "attention_head_dim": 32, "num_attention_heads": 4}
     settings: dict[str, Any] = (

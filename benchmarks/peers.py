@@ -62,9 +62,6 @@ def contrast(images: Any, texts: Any, metadata: Any = None) -> NDArray[np.float6
 
 def model(path: Path) -> Path:
     """A Stable Diffusion 3 whose time is spent in its transformer."""
-    import loops
-
-
     folder: Path = _shared("loops").folder(path)
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"num_layers": 4, "attention_head_dim": 32, "num_attention_heads": 4}

@@ -3,17 +3,17 @@
     python benchmarks/sweep.py [FOLDER] [--tables]
 
 Four sweeps of recipes/shapes.yaml on the same gain curves: eight methods, five budgets and three seeds with 64 and with
-16 images per update, and both again for two methods at equal budgets with weigh.columns = effect. The setting with 16
-images has a quarter of the images per epoch and the learning rate that is best for static on validation prompts
-(shapes_training.py, block `small`). The doctor measures the gradients of the base once. Everything is resumable:
-policies that are finished in FOLDER (default runs/sweeps) are not trained again. Then the tables of
-docs/results/shapes.md are printed and written to results/sweep.json; with --tables, from what is finished. Takes about
-three hours on two cores.
+16 images per update, and both again for sinkhorn at equal budgets with weigh.columns = effect; the factors of matched
+do not depend on ν. The setting with 16 images has a quarter of the images per epoch and the learning rate that is best for static on validation prompts
+(shapes_training.py, block `small`). The doctor measures the gradients of the base once. results/sweep.jsonl has one
+line per finished policy, which is not trained again; remove the file to measure all anew. Runs are in FOLDER (default
+runs/sweeps). Then the tables of docs/results/shapes.md are printed and written to results/sweep.json; with --tables,
+from what is finished. About three hours on two cores for all 255 policies.
 """
 
 from __future__ import annotations
 
-import shutil
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,49 +22,78 @@ from typing import Any
 
 import numpy as np
 
-from recast import WeightMatrix, evaluate
+from recast import GainCurves, WeightMatrix, config, evaluate
 from recast.core import artifact
 from recast.core.effects import Effects
 from recast.report import Run, compare
+from recast.sweep import jobs as planning
+from recast.sweep import stage, workers
 
 RESULTS = Path(__file__).parent / "results"
 RECIPE = Path(__file__).parents[1] / "recipes/shapes.yaml"
 SMALL = ["train.prompts_per_epoch=12", "train.batch=16", "train.learning_rate=5e-4"]
 EQUAL = "{composition: 1, alignment: 1, detail: 1, background: 1}"
-EFFECT = ["weigh.columns=effect", "sweep.methods=[sinkhorn,matched]", f"sweep.budgets=[{EQUAL}]"]
+EFFECT = ["weigh.columns=effect", "sweep.methods=[sinkhorn]", f"sweep.budgets=[{EQUAL}]"]
 SWEEPS = {"b64": [], "b16": SMALL, "e64": EFFECT, "e16": [*SMALL, *EFFECT]}
 """Changes of the recipe by folder."""
 REWARDS = ("composition", "alignment", "detail", "background")
-METHODS = ("sinkhorn", "row", "matched", "reversed", "shuffled", "matched-reversed", "matched-shuffled")
-
-
-def recast(*words: str) -> None:
-    """Run a command, and stop if it fails."""
-    subprocess.run([sys.executable, "-m", "recast", *words], check=True)
+LINES = RESULTS / "sweep.jsonl"
 
 
 def train(folder: Path) -> None:
-    """Measure curves and gradients, and train and evaluate all policies."""
-    recast("run", str(RECIPE), "run.methods=[]", "--out", str(folder / "b64"))
-    recast("doctor", str(RECIPE), "--gradients", "--prompts", "96", "--out", str(folder / "b64"))
+    """Measure curves and gradients, and train and evaluate the policies that have no line yet."""
+    for words in (["run", str(RECIPE), "run.methods=[]"], ["doctor", str(RECIPE), "--gradients", "--prompts", "96"]):
+        subprocess.run([sys.executable, "-m", "recast", *words, "--out", str(folder)], check=True)
+    curves, effects = GainCurves.load(folder / "gains.json"), Effects.load(folder / "effects.json")
     for name, changes in SWEEPS.items():
-        for part in ("gains.json", "effects.json", "proposals", "shards"):
-            source, target = folder / "b64" / part, folder / name / part
-            if not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
-        recast("sweep", str(RECIPE), *changes, "--out", str(folder / name))
+        settings = config.load(RECIPE, changes)
+        budgets = planning.budgets_of(settings, settings.sweep.budgets)
+        jobs = planning.jobs_of(settings, folder / name, settings.sweep.methods, settings.sweep.seeds, budgets)
+        own = effects if settings.weigh.columns == "effect" else None
+        stage.prepare(settings, folder / name, curves, jobs, {}, own)
+        todo = [job for job in jobs if str(job.folder.relative_to(folder)) not in lines()]
+        workers.run_jobs(todo, workers.workers_here(), lambda _: keep(folder))
+        keep(folder)
 
 
-def runs_of(folder: Path, names: tuple[str, ...]) -> list[Run]:
+def lines() -> dict[str, dict[str, Any]]:
+    """The finished policies by folder."""
+    text = LINES.read_text(encoding="utf-8") if LINES.exists() else ""
+    return {made["name"]: made for made in map(json.loads, text.splitlines())}
+
+
+def keep(folder: Path) -> None:
+    """Write a line for every policy that has been evaluated since: its W, and the mean scores of every prompt."""
+    known = lines()
+    for manifest in sorted(folder.glob("**/scores/scores.jsonl")):
+        run = manifest.parents[1]
+        name = str(run.relative_to(folder))
+        if name in known or not name.startswith(tuple(SWEEPS)) or ".stale-" in name:
+            continue
+        scores = evaluate.Scores.load(run)
+        texts = [image["prompt"] for image in scores.images]
+        rows = np.array([texts.index(text) for text in texts])
+        means = {
+            reward: [round(float(values[rows == row].mean()), 4) for row in dict.fromkeys(rows.tolist())]
+            for reward, values in zip(scores.rewards, scores.values, strict=True)
+        }
+        facts = {"name": name, "method": scores.method, "budget": scores.budget, "seed": scores.seed}
+        W = WeightMatrix.load(run / "weights.json") if scores.method != "base" else None
+        shown = None if W is None or scores.seed else {"W": W.matrix.round(8).tolist(), "nu": W.nu.round(8).tolist()}
+        with LINES.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(facts | {"W": shown, "scores": means}, separators=(",", ":")) + "\n")
+
+
+def runs_of(names: tuple[str, ...]) -> list[Run]:
     """The evaluated policies of some sweeps; those with effect columns are methods of their own."""
     found = []
-    for name in names:
-        for scores in evaluate.find([folder / name]):
-            run = Run.from_scores(scores)
-            if name.startswith("e") and run.method != "base":
-                run = Run(f"{run.method}, effect", run.budget, run.seed, run.means, run.values, run.prompts)
-            found += [run] if not (name.startswith("e") and run.method == "base") else []
+    for name, made in lines().items():
+        sweep = name.split("/")[0]
+        if sweep in names and not (sweep.startswith("e") and made["method"] == "base"):
+            method = f"{made['method']}, effect" if sweep.startswith("e") else made["method"]
+            values = {reward: np.array(each) for reward, each in made["scores"].items()}
+            means = {reward: float(each.mean()) for reward, each in values.items()}
+            found.append(Run(method, tuple(made["budget"].items()), made["seed"], means, values))
     return found
 
 
@@ -93,23 +122,22 @@ def _even(run: Run) -> bool:
     return len({weight for _, weight in run.budget}) == 1
 
 
-def predictions(folder: Path, images: int, effect: bool) -> Iterator[dict[str, Any]]:
+def predictions(found: Effects, images: int) -> Iterator[dict[str, Any]]:
     """What the doctor predicts for each W at equal budgets: budget realized, cosine, and what of it is timing."""
-    found = Effects.load(folder / "e64/effects.json" if effect else folder / "b64/effects.json")
-    name = f"{'e' if effect else 'b'}{images}"
-    for method in METHODS:
-        path = folder / name / ("" if effect else "b1-1-1-1") / f"{method}-s0/weights.json"
-        if not path.exists():
+    for name, made in lines().items():
+        sweep, even = name.split("/")[0], len(set(made["budget"].values())) == 1
+        if sweep[1:] != str(images) or not even or made["W"] is None or made["method"] == "static":
             continue
-        W = WeightMatrix.load(path)
-        gain, timing = found.gain(W, images), found.timing(W, images)
+        W = WeightMatrix(
+            found.rewards, found.sigmas, made["W"]["W"], np.full(4, 0.25), made["method"], nu=made["W"]["nu"]
+        )
         yield {
-            "method": f"{method}, effect" if effect else method,
+            "method": f"{made['method']}, effect" if sweep.startswith("e") else made["method"],
             "realized": found.realized(W)[0].tolist(),
             "cosine": found.efficiency(W, images),
             "static": found.static(W, images),
-            "gain": list(gain),
-            "timing": list(timing),
+            "gain": list(found.gain(W, images)),
+            "timing": list(found.timing(W, images)),
         }
 
 
@@ -127,11 +155,16 @@ def means(runs: list[Run], equal: bool) -> dict[str, dict[str, list[float]]]:
 
 
 def table(folder: Path, images: int) -> dict[str, Any]:
-    """Everything about one batch size."""
-    runs = runs_of(folder, (f"b{images}", f"e{images}"))
+    """Everything about one batch size; without FOLDER/effects.json, the predictions of the last time."""
+    if (folder / "effects.json").exists():
+        predicted = list(predictions(Effects.load(folder / "effects.json"), images))
+    else:
+        known = artifact.read(RESULTS / "sweep.json", "recast.benchmark.sweep")["sweeps"]
+        predicted = next(each["predicted"] for each in known if each["images"] == images)
+    runs = runs_of((f"b{images}", f"e{images}"))
     return {
         "images": images,
-        "predicted": [*predictions(folder, images, False), *predictions(folder, images, True)],
+        "predicted": predicted,
         "equal": list(outcomes(runs, True)),
         "all": list(outcomes([run for run in runs if "effect" not in run.method], False)),
         "means": means(runs, True),

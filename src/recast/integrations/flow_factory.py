@@ -68,7 +68,7 @@ def attach(
     processor = trainer.advantage_processor
     mixer = Mixer.from_environment(mode) if weights is None else Mixer(weights, mode)
     mixer.spread, mixer.strict = "batch" if processor.global_std else "group", strict
-    _aggregate(processor, mixer)
+    _aggregate(trainer, mixer)
     module = sys.modules[type(trainer).__module__]
     if hasattr(module, "forward_velocity_state"):
         _follow_velocity(module, mixer)
@@ -93,8 +93,9 @@ def main() -> None:
     train.main()
 
 
-def _aggregate(processor: Any, mixer: Mixer) -> None:
-    """Give the processor our aggregation, whatever the settings say."""
+def _aggregate(trainer: Any, mixer: Mixer) -> None:
+    """Give the trainer's processor our aggregation, whatever the settings say."""
+    processor = trainer.advantage_processor
     compute = processor.compute_advantages
 
     def aggregate(processor: Any, samples: Any, rewards: Any, store_to_samples: bool) -> Any:

@@ -117,6 +117,9 @@ def _aggregate(trainer: Any, mixer: Mixer) -> None:
         return local
 
     def compute_advantages(samples: Any, rewards: Any, store_to_samples: bool = True, **_: Any) -> Any:
+        timesteps = getattr(trainer.adapter.scheduler, "timesteps", None)
+        if mixer.strict and timesteps is not None:  # the whole grid, before the first step takes one of its levels
+            mixer.weights.check(levels(timesteps))
         return compute(samples=samples, rewards=rewards, store_to_samples=store_to_samples, aggregation_func=aggregate)
 
     processor.compute_advantages = compute_advantages

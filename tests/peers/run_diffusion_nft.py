@@ -99,7 +99,9 @@ def record(module: Any, kept: dict[str, Any], loops: Any) -> None:
 
     def tracked(self: Any, prompts: Any, rewards: Any, exp: bool = False) -> Any:
         found = update(self, prompts, rewards, exp)
-        gathered = {name: np.array(values) for name, values in sys._getframe(1).f_locals["gathered_rewards_dict"].items()}
+        gathered = {
+            name: np.array(values) for name, values in sys._getframe(1).f_locals["gathered_rewards_dict"].items()
+        }
         kept["tables"].append({"prompts": list(prompts), "rewards": gathered, "theirs": np.array(found)})
         return found
 

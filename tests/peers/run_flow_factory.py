@@ -57,7 +57,12 @@ def settings(data: Path, model: Path, algorithm: str, out: Path) -> dict[str, An
         "seed": 42,
     }
     if algorithm == "nft":
-        train |= {"num_train_timesteps": 4, "timestep_range": 0.9, "time_sampling_strategy": "discrete", "nft_beta": 0.1}
+        train |= {
+            "num_train_timesteps": 4,
+            "timestep_range": 0.9,
+            "time_sampling_strategy": "discrete",
+            "nft_beta": 0.1,
+        }
     return {
         "mixed_precision": "no",
         "num_processes": 1,
@@ -79,7 +84,9 @@ def settings(data: Path, model: Path, algorithm: str, out: Path) -> dict[str, An
         },
         "log": {"run_name": "peer", "logging_backend": "none", "save_dir": str(out / "saves"), "save_freq": 0},
         "train": train,
-        "scheduler": {"dynamics_type": "ODE"} if algorithm == "nft" else {"dynamics_type": "Flow-SDE", "num_sde_steps": 3},
+        "scheduler": {"dynamics_type": "ODE"}
+        if algorithm == "nft"
+        else {"dynamics_type": "Flow-SDE", "num_sde_steps": 3},
         "eval": {"eval_freq": 0, "resolution": 64, "num_inference_steps": 5},
         "rewards": [
             {"name": name, "reward_model": f"factory_rewards.{name}", "weight": 1, "batch_size": 5, "device": "cpu"}
@@ -98,7 +105,9 @@ def record(mixer: Any, kept: dict[str, Any], loops: Any) -> None:
         if frame.f_code.co_filename.endswith(("nft.py", "grpo.py")) and here.get("adv") is values:
             time = here["t_flat"] if "t_flat" in here else here["t"]
             rows = dict.__getitem__(here["batch"], "advantage")
-            kept["slots"].append({"advantages": loops.kept(values), "timesteps": loops.kept(time), "rows": loops.kept(rows)})
+            kept["slots"].append(
+                {"advantages": loops.kept(values), "timesteps": loops.kept(time), "rows": loops.kept(rows)}
+            )
         return clamp(values, *args, **named)
 
     def tabled(self: Any, rewards: Any, groups: Any, spread: Any = None) -> Any:

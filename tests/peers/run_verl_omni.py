@@ -1,4 +1,4 @@
-"""Runs verl-omni's advantage, actor batch, engine step and losses on a CPU, with W by its external_lib: REPO VERL OUT."""
+"""Runs verl-omni's advantage, actor batch, engine step and losses on a CPU, with W by external_lib: REPO VERL OUT."""
 
 import contextlib
 import sys

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import checkout, copied, run
+from checkouts import checkout, copied, run
 
 from recast import WeightMatrix, config
 from recast.config import TrainConfig
@@ -70,7 +70,9 @@ def test_decay() -> None:
     names: dict[str, Any] = {}
     exec(compile(ast.Module([node], []), "return_decay", "exec"), names)
     for kind in range(3):
-        assert [names["return_decay"](step, kind) for step in range(600)] == [old_decay(step, kind) for step in range(600)]
+        assert [names["return_decay"](step, kind) for step in range(600)] == [
+            old_decay(step, kind) for step in range(600)
+        ]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import checkout, made, run
+from checkouts import checkout, made, run
 
 from recast import WeightMatrix
 from recast.train import advantage
@@ -46,5 +46,7 @@ def test_advantages_are_those_of_w_at_each_timestep(algorithm: str, source: Path
 
 def test_w_of_the_other_grid_is_refused(source: Path, model: Path, weights: Path, tmp_path: Path) -> None:
     """On diffusers' grid 11 of 25 lookups would take a wrong column."""
-    with pytest.raises(AssertionError, match=r"4 of 5 .* steps of W: 0\.6667 is 0\.0845 from the nearest, 0\.7511; weigh"):
+    with pytest.raises(
+        AssertionError, match=r"4 of 5 .* steps of W: 0\.6667 is 0\.0845 from the nearest, 0\.7511; weigh"
+    ):
         run("run_flow_factory.py", source, model, Path("nft"), tmp_path / "kept.pt", RECAST_WEIGHTS=str(weights))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import checkout, copied, run
+from checkouts import checkout, copied, run
 
 from recast import WeightMatrix
 from recast.integrations import flow_grpo, scripts

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import checkout, run
+from checkouts import checkout, run
 
 from recast import WeightMatrix
 from recast.train import advantage, nft

@@ -21,8 +21,9 @@ __all__ = ["REMEDY", "Match", "match", "tolerances"]
 
 SHARE = 0.1
 """Of the gap to the nearer neighboring level: far below ½, from where the nearest column is another one."""
-ROUNDING = 0.002
-"""A timestep of 0 to 1000 cut off to an integer is off by up to .001, one rounded to bfloat16 by up to .002."""
+ROUNDING = 0.004
+"""A timestep of 0 to 1000 that is cut off to an integer is off by .001, one that is rounded to bfloat16, and divided by
+1000 in it, by up to .004."""
 REMEDY = "weigh again on the trainer's grid (σ from 0 to 1): recast.weigh(curves.resample(sigmas), budget)"
 """What to do about levels that are not the steps of W."""
 
@@ -46,7 +47,7 @@ class Match:
 def tolerances(sigmas: ArrayLike) -> Array:
     """How far a level may be from each step (T,): a tenth of the gap to the nearer neighboring level of the grid.
 
-    Where that is less than 0.002, the rounding of timesteps, it is 0.002, but always less than half the gap: a level
+    Where that is less than 0.004, the rounding of timesteps, it is 0.004, but always less than half the gap: a level
     that is accepted has one nearest step.
 
     Parameters

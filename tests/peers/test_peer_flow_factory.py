@@ -45,7 +45,7 @@ def test_advantages_are_those_of_w_at_each_timestep(algorithm: str, source: Path
 
 
 def test_w_of_the_other_grid_is_refused(source: Path, model: Path, weights: Path, tmp_path: Path) -> None:
-    """On diffusers' grid 11 of 25 lookups would take a wrong column."""
+    """W on the grid of diffusers, of which 4 of 5 levels are not theirs."""
     with pytest.raises(
         AssertionError, match=r"4 of 5 .* steps of W: 0\.6667 is 0\.0845 from the nearest, 0\.7511; weigh"
     ):

@@ -22,7 +22,7 @@ MARK = "# recast"
 State = Literal["plain", "edited"]
 
 
-class Line(NamedTuple):
+class _Line(NamedTuple):
     """Code that is inserted after a statement, at its indentation."""
 
     after: ast.stmt
@@ -36,9 +36,9 @@ class Place:
     what: str
     follow: Callable[[ast.stmt], str | None]
 
-    def find(self, tree: ast.Module, path: Path) -> Line:
+    def find(self, tree: ast.Module, path: Path) -> _Line:
         """The line that follows the statement; an error if none or several statements do this."""
-        found = [Line(node, code) for node in _statements(tree) if (code := self.follow(node)) is not None]
+        found = [_Line(node, code) for node in _statements(tree) if (code := self.follow(node)) is not None]
         if len(found) != 1:
             count = "no statement" if not found else f"{len(found)} statements (lines {_lines(found)})"
             raise RecastError(
@@ -116,7 +116,7 @@ def _edited(peer: Peer, plain: bytes, path: Path) -> bytes:
     newline = b"\r\n" if lines and lines[0].endswith(b"\r\n") else b"\n"
     for after, code in sorted((place.find(tree, path) for place in peer.places), key=_last, reverse=True):
         indent = lines[after.lineno - 1][: after.col_offset]
-        lines.insert(_last(Line(after, code)), indent + f"{code}  {MARK}".encode() + newline)
+        lines.insert(_last(_Line(after, code)), indent + f"{code}  {MARK}".encode() + newline)
     edited = b"".join(lines)
     if not _parses(edited) or _without(edited) != plain:
         raise RecastError(f"{path} cannot be edited: a statement shares its last line with another one")
@@ -154,11 +154,11 @@ def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
 
 
-def _last(line: Line) -> int:
+def _last(line: _Line) -> int:
     return line.after.end_lineno or line.after.lineno
 
 
-def _lines(found: Sequence[Line]) -> str:
+def _lines(found: Sequence[_Line]) -> str:
     return ", ".join(str(line.after.lineno) for line in found)
 
 

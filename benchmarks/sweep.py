@@ -4,11 +4,11 @@
 
 Four sweeps of recipes/shapes.yaml on the same gain curves: eight methods, five budgets and three seeds with 64 and with
 16 images per update, and both again for sinkhorn at equal budgets with weigh.columns = effect; the factors of matched
-do not depend on ν. The setting with 16 images has a quarter of the images per epoch and the learning rate that is best for static on validation prompts
-(shapes_training.py, block `small`). The doctor measures the gradients of the base once. results/sweep.jsonl has one
-line per finished policy, which is not trained again; remove the file to measure all anew. Runs are in FOLDER (default
-runs/sweeps). Then the tables of docs/results/shapes.md are printed and written to results/sweep.json; with --tables,
-from what is finished. About three hours on two cores for all 255 policies.
+do not depend on ν. The setting with 16 images has a quarter of the images per epoch and the learning rate that is best
+for static on validation prompts (shapes_training.py, block `small`). The doctor measures the gradients of the base
+once. results/sweep.jsonl has one line per finished policy, which is not trained again; remove the file to measure all
+anew. Runs are in FOLDER (default runs/sweeps). Then the tables of docs/results/shapes.md are printed and written to
+results/sweep.json; with --tables, from what is finished. About three hours on two cores for all 248 policies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Imports point one way: core ← flow, rewards, shapes and shared modules ← stages ← cli."""
+"""Imports point one way: core ← flow, rewards, shapes and shared modules ← stages ← cli; core ← integrations ← cli."""
 
 import ast
 from collections.abc import Iterator
@@ -91,11 +91,13 @@ def violations(package: Path) -> list[str]:
                 inside = top in STAGES and top != here
                 later = inside and STAGES.index(top) > STAGES.index(here)
                 open_to = (top, f"{top}.stage") if here == "sweep" else (top,)
-                wrong = top == "cli" or later or (inside and there not in open_to)
+                wrong = top in ("integrations", "cli") or later or (inside and there not in open_to)
+            elif here == "integrations":
+                wrong = top not in ("integrations", "core", "errors")
             elif here in ("cli", "__main__"):
                 wrong = False
             else:
-                wrong = top in (*STAGES, "cli")
+                wrong = top in (*STAGES, "integrations", "cli")
             if wrong:
                 found.append(f"recast.{module} imports {name}")
     return found
@@ -137,6 +139,10 @@ def test_imports_point_one_way() -> None:
         ("propose/extra.py", "from recast.estimate import Rollouts"),
         ("judge/extra.py", "from recast.report import stage"),
         ("report/extra.py", "from recast.cli import tables"),
+        ("integrations/extra.py", "from recast.train import advantage"),
+        ("integrations/extra.py", "from recast.flow import sampling"),
+        ("train/extra.py", "from recast.integrations import Mixer"),
+        ("flow/extra.py", "from recast.integrations import Mixer"),
         ("train/extra.py", "def f():\n    from recast.estimate.stage import estimate"),
     ],
 )
@@ -148,6 +154,12 @@ def test_an_upward_import_is_seen(tmp_path: Path, file: str, line: str) -> None:
     assert violations(tmp_path) == []
     (tmp_path / file).write_text(line, encoding="utf-8")
     assert len(violations(tmp_path)) == 1
+
+
+def test_integrations_are_light() -> None:
+    """W in a trainer needs neither torch nor the trainer before it is used."""
+    for module in modules():
+        assert not module.startswith("integrations") or not weight(module), module
 
 
 def test_a_stage_exports_what_others_import_of_it() -> None:

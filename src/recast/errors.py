@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ClampWarning", "ConvergenceWarning", "FloorWarning", "RecastError", "StaleError"]
+__all__ = ["ClampWarning", "ConvergenceWarning", "FloorWarning", "GridWarning", "RecastError", "StaleError"]
 
 
 class RecastError(ValueError):
@@ -26,3 +26,7 @@ class FloorWarning(UserWarning):
 
 class ClampWarning(UserWarning):
     """Negative scores of a reward were set to 0 to compute its gain curve."""
+
+
+class GridWarning(UserWarning):
+    """A trainer never trains some steps of W."""

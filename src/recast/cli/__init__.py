@@ -17,6 +17,7 @@ from recast.cli.compare import compare
 from recast.cli.doctor import doctor
 from recast.cli.estimate import estimate
 from recast.cli.evaluate import evaluate
+from recast.cli.integrate import integrate
 from recast.cli.judge import judge
 from recast.cli.plot import plot
 from recast.cli.propose import propose
@@ -53,7 +54,8 @@ app = typer.Typer(
     help="Reward credit assignment across timesteps: from gain curves to a reward-by-timestep weight matrix W.",
 )
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's own, wherever this typer keeps click
-for verb in (propose, estimate, weigh, train, evaluate, judge, report, run, sweep, doctor, selftest, compare, plot):
+_STAGES = (propose, estimate, weigh, train, evaluate, judge, report, run, sweep)
+for verb in (*_STAGES, doctor, selftest, compare, plot, integrate):
     app.command()(verb)
 app.add_typer(analyze.app, name="analyze")
 app.add_typer(rewards.app, name="rewards")

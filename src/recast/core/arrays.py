@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from recast.errors import RecastError
 
-__all__ = ["Array", "check_names", "numbers"]
+__all__ = ["Array", "check_names", "like", "namespace", "numbers"]
 
 Array = NDArray[np.float64]
 
@@ -30,3 +32,16 @@ def numbers(values: ArrayLike, name: str) -> Array:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise RecastError(f"{name} must be a rectangular array of numbers: {error}") from error
+
+
+def namespace(values: Any) -> Any:
+    """`torch` for a tensor, else `numpy`; torch is not imported here, since a tensor implies that it is."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(values, torch.Tensor) else np
+
+
+def like(array: Array, values: Any) -> Any:
+    """`array` as the same kind of object as `values`, with its dtype and device."""
+    if isinstance(values, np.ndarray):
+        return array
+    return sys.modules["torch"].as_tensor(array, dtype=values.dtype, device=values.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from recast.core import artifact, schedule, sinkhorn
-from recast.core.arrays import Array, check_names, numbers
+from recast.core.arrays import Array, check_names, like, namespace, numbers
+from recast.core.steps import Match, match
 from recast.errors import RecastError
 
 __all__ = ["ENTROPIC", "METHODS", "Method", "WeightMatrix", "control_of"]
@@ -211,7 +211,7 @@ class WeightMatrix:
         >>> W.columns([1.0, 0.5, 0.1]).tolist()
         [1, 0, 0]
         """
-        xp = _namespace(sigmas)
+        xp = namespace(sigmas)
         # In float64: the midpoints between levels, rounded to bfloat16, would misplace some.
         levels = sigmas.to(xp.float64) if xp is not np else np.asarray(sigmas, dtype=np.float64)
         inside = (levels >= 0) & (levels <= 1)
@@ -219,9 +219,36 @@ class WeightMatrix:
             raise RecastError(f"sigmas must lie between 0 and 1, but one is {float(levels[~inside].reshape(-1)[0]):g}")
         starts = self.sigmas[1:]
         between = (starts[1:] + starts[:-1]) / 2
-        return xp.searchsorted(_like(between, levels), levels)
+        return xp.searchsorted(like(between, levels), levels)
 
-    def mix(self, rewards: Any, sigmas: Any = None) -> Any:
+    def check(self, sigmas: Any) -> Match:
+        """Whether the levels of a trainer are the steps of W: an error if one is not near a step, else what was hit.
+
+        Parameters
+        ----------
+        sigmas : array-like or tensor, any shape
+            The noise levels that a trainer trains, such as `timesteps / 1000`.
+
+        Returns
+        -------
+        Match
+            The largest distance to a step, and the columns that no level hits; see `recast.core.steps.match`.
+
+        Raises
+        ------
+        RecastError
+            If a level is farther from every step than `recast.core.steps.tolerances` allows. W belongs to another
+            grid then, and `mix` would take a wrong column without an error.
+
+        Examples
+        --------
+        >>> W = WeightMatrix(["ocr"], [0, 0.5, 1], [[0.25, 0.75]], [1.0])
+        >>> W.check([[1.0, 0.9995]]).unused
+        (0,)
+        """
+        return match(self.sigmas, sigmas)
+
+    def mix(self, rewards: Any, sigmas: Any = None, strict: bool = False) -> Any:
         """r_t = Σ_i (W[i,t]/ν_t)·r_i: rewards (B, m) to (B, T), or to (B, k) at given levels.
 
         For uniform ν this is Σ_i T·W[i,t]·r_i (Eq. two-level-master).
@@ -234,6 +261,8 @@ class WeightMatrix:
         sigmas : array-like or tensor, shape (B, k), optional
             Noise level of each of a sample's k timesteps, in any order. Trainers shuffle timesteps per sample, so
             that a timestep's position does not identify its step; it is looked up by its level.
+        strict : bool, default False
+            Refuse levels that are not steps of W (`check`), instead of taking the nearest step.
 
         Returns
         -------
@@ -243,7 +272,7 @@ class WeightMatrix:
         Raises
         ------
         RecastError
-            If a shape is wrong or a level is not between 0 and 1.
+            If a shape is wrong, a level is not between 0 and 1, or `strict` and a level is not a step.
 
         Examples
         --------
@@ -256,6 +285,8 @@ class WeightMatrix:
         values, xp = self._values(rewards)
         if sigmas is None:
             return self._weighted(values, operator.matmul, xp)
+        if strict:
+            self.check(sigmas)
         columns = self.columns(np.asarray(sigmas) if xp is np else xp.as_tensor(sigmas, device=values.device))
         if columns.ndim != 2 or columns.shape[0] != values.shape[0]:
             raise RecastError(f"sigmas must have the shape ({values.shape[0]}, slots), not {tuple(columns.shape)}")
@@ -292,7 +323,7 @@ class WeightMatrix:
 
     def _values(self, rewards: Any) -> tuple[Any, Any]:
         """Rewards (B, m) as floating-point numbers, and the namespace they belong to."""
-        xp = _namespace(rewards)
+        xp = namespace(rewards)
         values: Any = rewards if xp is not np else np.asarray(rewards, dtype=np.float64)
         if values.ndim != 2 or values.shape[1] != len(self.rewards):
             raise RecastError(
@@ -308,7 +339,7 @@ class WeightMatrix:
 
         The product is a matmul for the mix (B, T), and keeps the axis m for its terms (B, m, T).
         """
-        weights = _like(self.factors, values)
+        weights = like(self.factors, values)
         applies = values == values  # false for NaN
         known = xp.where(applies, values, xp.zeros_like(values))
         weighted = product(known, weights)
@@ -317,7 +348,7 @@ class WeightMatrix:
         ones = xp.where(applies, xp.ones_like(values), xp.zeros_like(values))
         nothing = xp.full_like(weighted, float("nan"))
         # If a column gives all its weight to rewards that do not apply, the others share it by their budgets.
-        budget = _like(self.budget, values)[:, None]
+        budget = like(self.budget, values)[:, None]
         present, shares = ones @ weights, ones @ budget
         if weighted.ndim == 3:
             present, shares = present[:, None], shares[:, None]
@@ -367,16 +398,3 @@ class WeightMatrix:
             )
         except (RecastError, TypeError, ValueError) as error:
             raise RecastError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
-
-
-def _namespace(values: Any) -> Any:
-    """`torch` for a tensor, else `numpy`; torch is not imported here, since a tensor implies that it is."""
-    torch = sys.modules.get("torch")
-    return torch if torch is not None and isinstance(values, torch.Tensor) else np
-
-
-def _like(array: Array, values: Any) -> Any:
-    """`array` as the same kind of object as `values`, with its dtype and device."""
-    if isinstance(values, np.ndarray):
-        return array
-    return sys.modules["torch"].as_tensor(array, dtype=values.dtype, device=values.device)

@@ -131,7 +131,8 @@ def main() -> None:
             times["theirs"].append(time.perf_counter() - begun[0])
             for key in ours if len(times["theirs"]) % 2 else reversed(ours):
                 start = time.perf_counter()
-                ours[key].epoch()
+                with torch.enable_grad():  # they update the old policy, where this is called, without
+                    ours[key].epoch()
                 times[key].append(time.perf_counter() - start)
             print({key: round(values[-1], 2) for key, values in times.items()}, flush=True)
             begun[0] = time.perf_counter()

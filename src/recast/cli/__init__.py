@@ -18,6 +18,7 @@ from recast.cli.doctor import doctor
 from recast.cli.estimate import estimate
 from recast.cli.evaluate import evaluate
 from recast.cli.judge import judge
+from recast.cli.plan import plan
 from recast.cli.plot import plot
 from recast.cli.propose import propose
 from recast.cli.report import report
@@ -52,7 +53,7 @@ app = typer.Typer(
     help="Reward credit assignment across timesteps: from gain curves to a reward-by-timestep weight matrix W.",
 )
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's own, wherever this typer keeps click
-for verb in (propose, estimate, weigh, train, evaluate, judge, report, run, sweep, doctor, compare, plot):
+for verb in (plan, propose, estimate, weigh, train, evaluate, judge, report, run, sweep, doctor, compare, plot):
     app.command()(verb)
 app.add_typer(analyze.app, name="analyze")
 app.add_typer(rewards.app, name="rewards")

@@ -1,1 +1,6 @@
-"""x"""
+"""`recast plan`: what a recipe takes in calls, FLOPs, memory, hours and disk, computed before anything is run."""
+
+from recast.plan.cards import CARDS, Card
+from recast.plan.stage import Machine, Plan, plan
+
+__all__ = ["CARDS", "Card", "Machine", "Plan", "plan"]

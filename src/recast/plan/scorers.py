@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from recast.device import dtype
-from recast.errors import RecastError
 from recast.plan.meter import measure
 from recast.quiet import quiet
 from recast.rewards import aesthetic, base, catalog
@@ -21,7 +21,6 @@ from recast.shapes import render
 __all__ = ["Scorer", "resident", "scorer"]
 
 _Where = Literal["gpu", "cpu", "endpoint", "unknown"]
-_FIT = "float32"
 _INSTRUCTION = 600
 """Tokens of HPSv3's instruction and a prompt, about; its text is not part of this package."""
 _COUNTED = 2
@@ -77,12 +76,11 @@ def scorer(name: str, options: Mapping[str, Any] | None, offload: bool = False) 
         return Scorer("endpoint")
     if name not in base.NAMES:
         return Scorer("unknown")
-    device = str(options.get("device", "auto"))
-    if name in ("ocr", *_NAMES) or device.startswith("cpu"):
+    if name in ("ocr", *_NAMES) or str(options.get("device", "auto")).startswith("cpu"):
         return Scorer("cpu")
-    numbers = str(options.get("dtype", "bfloat16" if name == "hpsv3" else _FIT))
+    numbers = str(options.get("dtype", "bfloat16" if name == "hpsv3" else "float32"))
     offloaded = bool(options.get("offload", offload))
-    default = {"hpsv3": 4, "geneval": 1, "aesthetic": 64, "clipscore": 64}.get(name, 32)
+    default = inspect.signature(base.loadable(name)).parameters["batch_size"].default
     sizes, flops, each = _counted(name, numbers)
     models = {f"{key}, {numbers}{', offloaded' if offloaded else ''}": size for key, size in sizes.items()}
     return Scorer("gpu", models, flops, each * int(options.get("batch_size", default)), offloaded)
@@ -112,11 +110,11 @@ def _counted(name: str, numbers: str) -> tuple[dict[str, int], dict[str, float],
     return sizes, {kind: count / _COUNTED for kind, count in found.flops.items()}, found.peak // _COUNTED
 
 
-def _clip(sizes: str, head: bool, numbers: torch.dtype) -> _Network:
+def _clip(sizes: str, checkpoint: str, head: bool, numbers: torch.dtype) -> _Network:
     from transformers import CLIPConfig, CLIPModel
 
     model = CLIPModel(CLIPConfig(**catalog.configurations()[sizes])).to(numbers)
-    parts: dict[str, nn.Module] = {sizes: model} | ({"aesthetic head": aesthetic.head(768)} if head else {})
+    parts: dict[str, nn.Module] = {checkpoint: model} | ({"aesthetic head": aesthetic.head(768)} if head else {})
 
     def call(count: int) -> Tensor:
         seen = model.get_image_features(pixel_values=torch.empty(count, 3, 224, 224, dtype=numbers)).pooler_output
@@ -161,7 +159,7 @@ def _geneval(_numbers: torch.dtype) -> _Network:
 
     swin = SwinConfig(**catalog.configurations()["Swin-S"])
     model = Mask2FormerForUniversalSegmentation(Mask2FormerConfig(backbone_config=swin, num_labels=80)).to("meta")
-    eyes = _clip("CLIP ViT-L/14", False, torch.float32).parts
+    eyes = _clip("CLIP ViT-L/14", catalog.CLIP_L14, False, torch.float32).parts
     return _Network({"Mask2Former": model, **eyes}, lambda count: model(pixel_values=torch.empty(count, 3, 800, 800)))
 
 
@@ -186,10 +184,10 @@ def _hpsv3(numbers: torch.dtype) -> _Network:
 
 
 _MODELS: dict[str, Callable[[torch.dtype], _Network]] = {
-    "clipscore": partial(_clip, "CLIP ViT-L/14", False),
-    "aesthetic": partial(_clip, "CLIP ViT-L/14", True),
-    "hpsv2": partial(_clip, "CLIP ViT-H/14", False),
-    "pickscore": partial(_clip, "CLIP ViT-H/14", False),
+    "clipscore": partial(_clip, "CLIP ViT-L/14", catalog.CLIP_L14, False),
+    "aesthetic": partial(_clip, "CLIP ViT-L/14", catalog.CLIP_L14, True),
+    "hpsv2": partial(_clip, "CLIP ViT-H/14", catalog.HPSV2, False),
+    "pickscore": partial(_clip, "CLIP ViT-H/14", catalog.PICKSCORE, False),
     "imagereward": _imagereward,
     "geneval": _geneval,
     "hpsv3": _hpsv3,

@@ -1,5 +1,5 @@
 """`recast train`: DiffusionNFT with one reward per step, mixed by W."""
 
-from recast.train import advantage, nft
+from recast.train import advantage, groups, nft
 
-__all__ = ["advantage", "nft"]
+__all__ = ["advantage", "groups", "nft"]

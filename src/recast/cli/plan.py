@@ -42,9 +42,7 @@ def plan(
     ] = 0.2,
     price: Annotated[
         list[str] | None,
-        typer.Option(
-            "--price", help="NAME=DOLLARS per GPU-hour (gpu) or per request (propose, judge, unifiedreward)."
-        ),
+        typer.Option("--price", help="NAME=DOLLARS per GPU-hour (gpu) or per request (propose, judge, unifiedreward)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -98,7 +96,9 @@ def _tables(made: Plan) -> list[Table]:
         tables.append(_micro_batches(made))
     largest = {name: value for each in made.stages if each.held for name, value in each.held.largest.items()}
     if largest:
-        table = _table(f"largest settings that fit ({_size(made.machine.room)} GiB for tensors)", ["setting", "at most"])
+        table = _table(
+            f"largest settings that fit ({_size(made.machine.room)} GiB for tensors)", ["setting", "at most"]
+        )
         for name, value in largest.items():
             if name != "rows":
                 table.add_row(name, f"{value:g}")
@@ -127,7 +127,7 @@ def _stages(made: Plan) -> Table:
         ("reward calls", lambda each: _count(each.counts.reward_calls)),
         ("API calls", lambda each: _count(sum(each.counts.calls.values()))),
         ("trainings", lambda each: _count(getattr(each, "trainings", 0))),
-        ("PFLOP", lambda each: _count(round(getattr(each, "total_flops", 0) / 1e15))),
+        ("PFLOP", lambda each: _number(_flop(each) / 1e15)),
         ("GPU-hours", lambda each: _number(_hours(each, made))),
         (f"hours on {machine.gpus} x {machine.card.name}", lambda each: _number(_hours(each, made) / machine.gpus)),
         ("peak per GPU, GiB", lambda each: _size(each.held.peak) if getattr(each, "held", None) else ""),
@@ -144,6 +144,10 @@ def _stages(made: Plan) -> Table:
 
 def _hours(each: Any, made: Plan) -> float:
     return float(each.gpu_hours if isinstance(each.gpu_hours, float) else each.gpu_hours(made.machine))
+
+
+def _flop(each: Any) -> float:
+    return float(each.flops if isinstance(each.flops, float) else each.total_flops)
 
 
 def _disk(each: Any) -> int:
@@ -189,13 +193,13 @@ def _micro_batches(made: Plan) -> Table:
 def _said(made: Plan) -> str:
     machine = made.machine
     if not made.per_row:
-        return "the exact world needs no GPU; Alg. 1 with K = 16 takes " f"{made.paper_evaluations:,} evaluations"
+        return f"the exact world needs no GPU; Alg. 1 with K = 16 takes {made.paper_evaluations:,} evaluations"
     paper = (
         "" if made.paper_evaluations is None else f" Alg. 1 with K = 16 takes {made.paper_evaluations:,} evaluations."
     )
     return (
-        f"The configuration of the model is {_ORIGINS[made.origin]}. Hours are FLOPs at {machine.utilization:.0%} of the "
-        f"{machine.card.name}'s peak; the memory of tensors is {_size(machine.room)} GiB of "
+        f"The configuration of the model is {_ORIGINS[made.origin]}. Hours are FLOPs at {machine.utilization:.0%} of "
+        f"the {machine.card.name}'s peak; the memory of tensors is {_size(machine.room)} GiB of "
         f"{machine.memory or machine.card.memory}.{paper}"
     )
 

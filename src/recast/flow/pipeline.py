@@ -117,7 +117,8 @@ class PipelinePolicy(ABC):
 
     def blank_prompt(self) -> dict[str, Tensor]:
         """What `encode_prompt` gives for a prompt of the most tokens, without values; costs are counted with it."""
-        sizes, config = {"embeds": (self.text_tokens, self.network.config.joint_attention_dim)}, self.network.config
+        config = self.network.config
+        sizes: dict[str, tuple[int, ...]] = {"embeds": (self.text_tokens, config.joint_attention_dim)}
         if config.get("pooled_projection_dim"):
             sizes["pooled"] = (config.pooled_projection_dim,)
         return {name: torch.empty(size, dtype=self._dtype, device="meta") for name, size in sizes.items()}

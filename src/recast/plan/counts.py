@@ -13,7 +13,7 @@ from recast.estimate import rows_per_prompt
 from recast.evaluate.stage import PART
 from recast.flow import sampling
 from recast.flow.generate import TILE
-from recast.train import groups
+from recast.train import Batches, batches
 from recast.train.stage import PREVIEWS
 
 __all__ = ["Counts", "estimate", "evaluate", "known", "prompts_of", "propose", "train"]
@@ -54,17 +54,19 @@ class Counts:
 
     def plus(self, other: Counts, times: int = 1) -> Counts:
         """These counts and those of another stage, so many times."""
-        numbers = {
-            key: getattr(self, key) + times * getattr(other, key)
-            for key in ("evaluations", "rows", "pairs", "encoded", "decoded")
-        }
-        tables = {
-            key: {
-                name: mine.get(name, 0) + times * theirs.get(name, 0) for name in dict.fromkeys([*mine, *theirs])
-            }
-            for key, mine, theirs in (("scored", self.scored, other.scored), ("calls", self.calls, other.calls))
-        }
-        return Counts(**numbers, **tables)
+
+        def table(mine: Mapping[str, int], theirs: Mapping[str, int]) -> dict[str, int]:
+            return {name: mine.get(name, 0) + times * theirs.get(name, 0) for name in dict.fromkeys([*mine, *theirs])}
+
+        return Counts(
+            self.evaluations + times * other.evaluations,
+            self.rows + times * other.rows,
+            self.pairs + times * other.pairs,
+            self.encoded + times * other.encoded,
+            self.decoded + times * other.decoded,
+            table(self.scored, other.scored),
+            table(self.calls, other.calls),
+        )
 
 
 def known(source: str, count: int | None, setting: str, distinct: bool) -> int:
@@ -119,11 +121,11 @@ def estimate(recipe: Recipe, sigmas: Sequence[float]) -> Counts:
     )
 
 
-def train(recipe: Recipe, processes: int, sigmas: Sequence[float]) -> tuple[Counts, groups.Batches]:
+def train(recipe: Recipe, processes: int, sigmas: Sequence[float]) -> tuple[Counts, Batches]:
     """All epochs, with sample sheets and new estimates of the curves, and the sizes of an epoch."""
     settings, steps = recipe.train, len(sigmas) - 1
     levels = settings.levels(steps)
-    sizes = groups.batches(
+    sizes = batches(
         processes, settings.prompts_per_epoch, settings.images_per_prompt, settings.batch, levels, settings.micro_batch
     )
     images, every = settings.epochs * sizes.total, settings.preview_every

@@ -26,7 +26,7 @@ def estimate(recipe: Recipe, prompts: int) -> dict[str, int]:
 
 
 def train(recipe: Recipe, adapter: int) -> dict[str, int]:
-    """Checkpoints of three adapters and the optimizer, one more than are kept while it is written; the final adapter."""
+    """Checkpoints of three adapters and the optimizer, one more than are kept while writing; the final adapter."""
     moments = 2 if recipe.train.optimizer == "adamw" else 0.5
     return {"checkpoints": round((recipe.train.keep + 1) * (3 + moments) * adapter), "adapter": adapter}
 

@@ -10,7 +10,7 @@ from recast.estimate import SCORED, rows_within
 from recast.flow.generate import TILE
 from recast.plan.network import Network, Pair
 from recast.plan.scorers import Scorer, resident
-from recast.train.groups import Batches
+from recast.train import Batches
 
 __all__ = ["USABLE", "Held", "estimate", "evaluate", "propose", "train"]
 
@@ -160,13 +160,15 @@ def evaluate(recipe: Recipe, network: Network, scorers: Mapping[str, Scorer], ro
     phases = {
         "prompts": _text(network, text),
         "sampling": {"velocity call": velocity.at(batch) + network.dequantized},
-        "decoding": {"decoding": network.decoding.memory.at(min(network.vae_batch, batch)) + batch * network.image_bytes},
+        "decoding": {
+            "decoding": network.decoding.memory.at(min(network.vae_batch, batch)) + batch * network.image_bytes
+        },
     }
     fit = velocity.most(room - sum(fixed.values()) - network.dequantized) // TILE * TILE
     drawn = _held(fixed, phases, {"evaluate.batch": fit})
     scored = {name: sum(each.models.values()) + each.activations for name, each in scorers.items()}
     name = max(scored, key=lambda each: scored[each])
     if scored[name] <= drawn.peak:
-        return Held(drawn.parts, drawn.phases | {"scoring": scored[name]}, drawn.largest)
+        return Held(drawn.parts, {**drawn.phases, "scoring": scored[name]}, drawn.largest)
     parts = {"rewards": sum(scorers[name].models.values()), "scoring": scorers[name].activations}
-    return Held(parts, drawn.phases | {"scoring": scored[name]}, drawn.largest)
+    return Held(parts, {**drawn.phases, "scoring": scored[name]}, drawn.largest)

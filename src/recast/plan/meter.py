@@ -19,11 +19,15 @@ from torch.utils.flop_counter import flop_registry
 
 __all__ = ["LOWER", "PROMOTED", "Measured", "measure"]
 
-LOWER = frozenset("__matmul__ addbmm addmm addmv addr baddbmm bmm conv1d conv2d conv3d linear matmul mm mv".split())
+LOWER = frozenset(
+    ("__matmul__", "addbmm", "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "linear", "matmul", "mm")
+)
 """Functions that autocast runs in the lower precision on a GPU (documentation of torch.amp)."""
 PROMOTED = frozenset(
-    "__pow__ __rpow__ cosine_similarity cumprod cumsum exp group_norm l1_loss layer_norm log log_softmax mse_loss norm "
-    "normalize pow prod reciprocal rsqrt smooth_l1_loss softmax softplus sum".split()
+    (
+        *("__pow__", "__rpow__", "cumsum", "exp", "group_norm", "layer_norm", "log", "log_softmax", "mse_loss", "norm"),
+        *("normalize", "pow", "prod", "reciprocal", "rsqrt", "softmax", "softplus", "sum"),
+    )
 )
 """Functions that autocast runs in float32 on a GPU."""
 _CONVOLUTIONS = ("convolution", "convolution_backward")
@@ -57,7 +61,7 @@ class _Meter(TorchDispatchMode):
     """Counts FLOPs by torch's own formulas, and the bytes of all storages that are made and not yet freed."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops: Counter[str] = Counter()
         self.live = self.peak = 0
         self.sizes = {each.untyped_storage()._cdata: (0, 0) for each in known}
@@ -128,7 +132,9 @@ class _Kernels(TorchFunctionMode):
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
     """Floating-point tensors in another precision; autocast keeps those of parameters, which one call uses once."""
-    return tree_map(lambda each: each.to(dtype) if isinstance(each, Tensor) and each.is_floating_point() else each, values)
+    return tree_map(
+        lambda each: each.to(dtype) if isinstance(each, Tensor) and each.is_floating_point() else each, values
+    )
 
 
 def _attention(
@@ -147,11 +153,13 @@ def _attention(
         key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
     if query.ndim != 4:
         added = 4 - query.ndim
-        parts = (each[(None,) * added] for each in (query, key, value))
-        return _attention(*parts, attn_mask, dropout_p, is_causal, scale)[(0,) * added]
+        query, key, value = (each[(None,) * added] for each in (query, key, value))
+        return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale)[(0,) * added]
     keep = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
     if attn_mask is None and query.dtype != torch.float32:
-        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[
+            0
+        ]
     bias = None
     if attn_mask is not None:
         bias = attn_mask if attn_mask.is_floating_point() else torch.empty_like(attn_mask, dtype=query.dtype)

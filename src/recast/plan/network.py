@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recast import objects
+from recast import objects, train
 from recast.config import PolicyConfig, TrainConfig
 from recast.device import dtype
 from recast.errors import RecastError
@@ -21,7 +21,6 @@ from recast.flow.pipeline import PipelinePolicy, stacked
 from recast.flow.policy import Condition
 from recast.plan.meter import Measured, measure
 from recast.quiet import quiet
-from recast.train import nft
 
 __all__ = ["Line", "Network", "Pair", "weight_bytes"]
 
@@ -82,7 +81,9 @@ class Network:
 
     def guided(self, guidance: float) -> Network:
         """The same policy with another scale of guidance."""
-        return self if guidance == self.config.guidance else Network(self.config.model_copy(update={"guidance": guidance}))
+        return (
+            self if guidance == self.config.guidance else Network(self.config.model_copy(update={"guidance": guidance}))
+        )
 
     @cached_property
     def parameters(self) -> dict[str, int]:
@@ -221,7 +222,7 @@ class Network:
             x = (1 - level) * clean + level * noise
             old, base = (self._latents(rows), self._latents(rows) if settings.kl_weight > 0 else None)
             adapters.use("default")
-            terms = nft.loss(
+            terms = train.nft.loss(
                 self.policy.velocity(x, sigma, condition),
                 old,
                 *(clean, noise, sigma, r),

@@ -147,7 +147,7 @@ def measured() -> dict[str, Measured]:
 
 @cache
 def configurations() -> dict[str, Any]:
-    """The configurations of the published models, by name: settings of transformers' classes that decide their sizes."""
+    """The configurations of the published models, by name: settings of classes that decide their sizes."""
     content: dict[str, Any] = json.loads(
         (files("recast.rewards") / "data/configurations.json").read_text(encoding="utf-8")
     )

@@ -114,7 +114,8 @@ class _Kernels(TorchFunctionMode):
         if function is functional.scaled_dot_product_attention:
             if self.lower is not None:
                 args, kwargs = _cast((args, kwargs), self.lower)
-            return _attention(*args, **kwargs)
+            query = args[0] if args else kwargs["query"]
+            return _attention(*args, **kwargs) if query.is_meta else function(*args, **kwargs)
         if function is Tensor.backward:  # torch would leave this mode for its duration, in which blocks are recomputed
             with _Kernels(self.lower, self.lists):
                 one = (torch.ones_like(args[0]),)

@@ -191,7 +191,7 @@ class Network:
                 passes[who] = self._measured(self._pass, lower, self.points[:1] * 2).flops
         found: dict[str, _Counted] = {}
         for how in ("plain", "checkpointed"):
-            if how == "checkpointed":
+            if how == "checkpointed" and hasattr(self.policy.network, "enable_gradient_checkpointing"):
                 self.policy.network.enable_gradient_checkpointing()
             found[how] = self._measured(lambda rows: self._step(rows, adapters, settings), lower)
         pair = Pair(

@@ -23,6 +23,8 @@ __all__ = ["Scorer", "resident", "scorer"]
 _Where = Literal["gpu", "cpu", "endpoint", "unknown"]
 _INSTRUCTION = 600
 """Tokens of HPSv3's instruction and a prompt, about; its text is not part of this package."""
+_WHOLE = 64
+"""Images of a call of a reward that takes all at once."""
 _COUNTED = 2
 """Images in a counted call; every quantity is proportional to their number."""
 _NAMES = ("composition", "detail", "background", "census", "jpeg")
@@ -80,7 +82,8 @@ def scorer(name: str, options: Mapping[str, Any] | None, offload: bool = False) 
         return Scorer("cpu")
     numbers = str(options.get("dtype", "bfloat16" if name == "hpsv3" else "float32"))
     offloaded = bool(options.get("offload", offload))
-    default = inspect.signature(base.loadable(name)).parameters["batch_size"].default
+    parameters = inspect.signature(base.loadable(name)).parameters
+    default = parameters["batch_size"].default if "batch_size" in parameters else _WHOLE
     sizes, flops, each = _counted(name, numbers)
     models = {f"{key}, {numbers}{', offloaded' if offloaded else ''}": size for key, size in sizes.items()}
     return Scorer("gpu", models, flops, each * int(options.get("batch_size", default)), offloaded)

@@ -3,12 +3,12 @@
     python benchmarks/plan.py
 
 Three things run for real, in the code of the trainer and of the policy, with one thread: a micro-batch of training in
-the shapes world; one on SD3.5-Medium with two of its 24 blocks at their published widths, 512-pixel images and random
-parameters, with and without checkpointing, in float32 and in bfloat16; and decoding by its VAE. Memory is what
-PyTorch's allocator holds at most (its profiler records every allocation) and, for the large ones, the peak of the
-resident memory of a process of its own in a second call; both without what was there before the call. The plan computes the same on the
-meta device. The paper's GPU-hours (App. E.2) are compared with the FLOPs of the recipes on an H200. Writes
-results/plan.json next to this file; about five minutes.
+the shapes world; one on SD3.5-Medium with two of its 24 blocks at their published widths, for images of 256 pixels and
+with zeros for parameters, with and without checkpointing, in float32 and in bfloat16; and decoding by its VAE. Memory
+is what PyTorch's allocator holds at most (its profiler records every allocation) and, for the large ones, the peak of
+the resident memory of a process of its own in a second call; both without what was there before the call. The plan
+computes the same on the meta device. The paper's GPU-hours (App. E.2) are compared with the FLOPs of the recipes on an
+H200. Writes results/plan.json next to this file; about five minutes.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ def recipe_of(model: str, dtype: str, checkpointing: bool, rows: int, place: Pat
         return config.load(ROOT / "recipes/shapes.yaml", [*common, f"train.micro_batch={rows}"])
     source = place if (place / "model_index.json").is_file() else folder(place)
     own = [f"policy.model={source}", f"policy.dtype={dtype}", f"train.micro_batch={rows}", "rewards={jpeg: }"]
+    own.append("policy.resolution=256")  # processors without instructions for bfloat16 take minutes for 512
     own += ["train.precision=float32", "train.prompts=shapes:train", "train.resume_from=null", "weigh.budget={jpeg: 1}"]
     return config.load(ROOT / "recipes/sd35/warmup.yaml", [*common, *own])
 

@@ -30,7 +30,7 @@ from recast.config import PolicyConfig, Recipe
 from recast.core import artifact
 from recast.flow import configurations, families
 from recast.flow.pipeline import stacked
-from recast.flow.policy import Condition, Policy
+from recast.flow.policy import Condition
 from recast.flow.sd3 import SD3Policy
 from recast.plan import CARDS, Machine, plan
 from recast.plan.network import Network
@@ -81,7 +81,7 @@ def folder(path: Path, layers: int = 2) -> Path:
     return path
 
 
-def policy_of(settings: PolicyConfig) -> Policy:
+def policy_of(settings: PolicyConfig) -> Any:
     """The policy with parameters: the embedded one, or that of a configuration, filled with zeros."""
     if settings.model == "shapes":
         return families.load(settings)
@@ -136,7 +136,7 @@ def micro_batch(recipe: Recipe, rows: int) -> Callable[[], None]:
 def decoding(recipe: Recipe, rows: int) -> Callable[[], object]:
     """Decoding of so many images at a time."""
     policy = policy_of(recipe.policy)
-    policy.vae_batch = rows  # type: ignore[attr-defined]
+    policy.vae_batch = rows
     latents = torch.zeros(rows, *policy.latent_shape)
     return lambda: policy.decode(latents)
 
@@ -145,7 +145,7 @@ def allocated(call: Callable[[], object]) -> int:
     """The most bytes that PyTorch's allocator held for a call."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         call()
-    results = found.profiler.kineto_results  # type: ignore[union-attr]
+    results = found.profiler.kineto_results
     events = sorted((each for each in results.events() if each.name() == "[memory]"), key=lambda each: each.start_ns())
     live = peak = 0
     for each in events:

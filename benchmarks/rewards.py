@@ -51,40 +51,8 @@ from recast.shapes import models, prompts, render
 RESULTS = Path(__file__).parent / "results"
 LISTED = Path(catalog.__file__).parent / "data/measured.json"
 """The figures of `recast rewards list`."""
-L14: dict[str, Any] = {
-    "text_config": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12},
-    "vision_config": {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 24,
-        "patch_size": 14,
-    },
-    "projection_dim": 768,
-}
-H14: dict[str, Any] = {
-    "text_config": {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24},
-    "vision_config": {
-        "hidden_size": 1280,
-        "intermediate_size": 5120,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 32,
-        "patch_size": 14,
-    },
-    "projection_dim": 1024,
-}
-QWEN2_VL: dict[str, Any] = {
-    "text_config": {
-        "vocab_size": 151658,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-    },
-    "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16, "mlp_ratio": 4},
-}
-"""Qwen2-VL-7B with one more token, HPSv3's."""
+SIZES = catalog.configurations()
+"""Configurations of the published models."""
 SHAPES = ("composition", "alignment", "detail", "background", "census")
 COUNT = 4
 """Images per batch: on one core, a ViT-H/14 takes a second per image."""
@@ -116,7 +84,7 @@ def renamed(state: dict[str, Tensor], tables: list[dict[str, str]]) -> dict[str,
 
 def save_hpsv2(folder: Path) -> None:
     """HPS_v2.1_compressed.pt in open_clip's layout."""
-    state = renamed(random_clip(H14).state_dict(), [hpsv2._PARTS, hpsv2._PLACES])
+    state = renamed(random_clip(SIZES["CLIP ViT-H/14"]).state_dict(), [hpsv2._PARTS, hpsv2._PLACES])
     for name in [name for name in state if ".self_attn.q_proj." in name]:
         parts = [state.pop(name.replace("q_proj", f"{letter}_proj")) for letter in "qkv"]
         state[name.replace(".self_attn.q_proj.", ".attn.in_proj_")] = torch.cat(parts)
@@ -128,19 +96,8 @@ def save_hpsv2(folder: Path) -> None:
 
 def save_imagereward(folder: Path) -> None:
     """ImageReward.pt in its published layout, and a small BERT tokenizer."""
-    eyes = BlipVisionModel(
-        BlipVisionConfig(
-            hidden_size=1024,
-            intermediate_size=4096,
-            num_hidden_layers=24,
-            num_attention_heads=16,
-            image_size=224,
-            patch_size=16,
-        )
-    ).state_dict()
-    words = BlipTextModel(
-        BlipTextConfig(encoder_hidden_size=1024, num_attention_heads=12, is_decoder=True), add_pooling_layer=False
-    ).state_dict()
+    eyes = BlipVisionModel(BlipVisionConfig(**SIZES["BLIP vision"])).state_dict()
+    words = BlipTextModel(BlipTextConfig(**SIZES["BLIP text"]), add_pooling_layer=False).state_dict()
     state = {f"blip.visual_encoder.{k}": v for k, v in renamed(eyes, [imagereward._PARTS, imagereward._NAMES]).items()}
     state |= {f"blip.text_encoder.{k}": v for k, v in words.items()}
     state |= {f"mlp.layers.{k}": v for k, v in aesthetic.head(768).state_dict().items()}
@@ -152,13 +109,7 @@ def save_imagereward(folder: Path) -> None:
 
 def save_geneval(folder: Path) -> None:
     """Mask2Former with a Swin-S, for COCO's 80 classes."""
-    swin = SwinConfig(
-        embed_dim=96,
-        depths=[2, 2, 18, 2],
-        num_heads=[3, 6, 12, 24],
-        window_size=7,
-        out_features=["stage1", "stage2", "stage3", "stage4"],
-    )
+    swin = SwinConfig(**SIZES["Swin-S"])
     Mask2FormerForUniversalSegmentation(Mask2FormerConfig(backbone_config=swin, num_labels=80)).save_pretrained(folder)
     Mask2FormerImageProcessorPil().save_pretrained(folder)
 
@@ -166,7 +117,7 @@ def save_geneval(folder: Path) -> None:
 def save_all(folder: Path) -> dict[str, dict[str, Any]]:
     """Write checkpoints of the published sizes; returns the options that name them, by reward."""
     torch.manual_seed(0)
-    for name, sizes in (("l14", L14), ("h14", H14)):
+    for name, sizes in (("l14", SIZES["CLIP ViT-L/14"]), ("h14", SIZES["CLIP ViT-H/14"])):
         random_clip(sizes).save_pretrained(folder / name)
         save_words(folder / name)
     head = {f"layers.{k}": v for k, v in aesthetic.head(768).state_dict().items()}
@@ -260,7 +211,7 @@ def models_alone(options: dict[str, dict[str, Any]], rounds: int) -> dict[str, d
 def hpsv3_bytes() -> int:
     """Bytes of HPSv3's parameters: the model in bfloat16, its head in float32."""
     with torch.device("meta"):
-        backbone = Qwen2VLModel._from_config(Qwen2VLConfig(**QWEN2_VL), dtype=torch.bfloat16)
+        backbone = Qwen2VLModel._from_config(Qwen2VLConfig(**SIZES["Qwen2-VL-7B"]), dtype=torch.bfloat16)
         width, (first, second, last) = backbone.config.text_config.hidden_size, hpsv3._HEAD
         head = [torch.nn.Linear(*sizes) for sizes in ((width, first), (first, second), (second, last))]
     return sum(each.nbytes for model in (backbone, *head) for each in model.parameters())

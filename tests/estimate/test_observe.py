@@ -11,7 +11,6 @@ from recast.cli import app
 from recast.core.curves import GainCurves
 from recast.errors import ClampWarning
 from recast.estimate import curves, stage
-from recast.estimate.plan import plan
 from recast.estimate.rollout import planned_evaluations
 from recast.flow.sampling import rollout_levels
 from recast.progress import no_progress
@@ -35,18 +34,6 @@ def test_the_exact_curve_lies_in_the_stages_own_interval(tmp_path: Path) -> None
     assert ((low - 1e-9 <= exact) & (exact <= high + 1e-9)).mean() >= 0.9
 
 
-@pytest.mark.parametrize(
-    "more", [[], ["estimate.rollouts=3"], ["estimate.spacing=0.2"], ["estimate.estimator=paper", "estimate.rollouts=2"]]
-)
-def test_evaluations_are_those_that_were_planned(tmp_path: Path, more: list[str]) -> None:
-    made = plan(mixture(*more), tmp_path)
-    curves, _ = stage.estimate(mixture(*more), tmp_path, no_progress)
-    assert curves.provenance["velocity_evaluations"] == made.evaluations
-    assert made.prompts == 12
-    assert made.paper_evaluations == 12 * 2 * 16 * 15
-    assert made.seconds > 0
-
-
 def test_planned_evaluations_by_hand() -> None:
     grid = [0, 0.3, 0.6, 1.0]
     assert planned_evaluations(grid, "paper", 2, 9, 5, None) == 2 * 5 * (1 + 2 + 3)
@@ -55,18 +42,6 @@ def test_planned_evaluations_by_hand() -> None:
     assert planned_evaluations(grid, "coupled", 1, 1, 1, None) == planned_evaluations(
         grid, "coupled", 1, 1, 1, rollout_levels(grid)
     )
-
-
-def test_images_are_planned_without_proposals(tmp_path: Path) -> None:
-    recipe = config.load(ROOT / "recipes/shapes.yaml", ["estimate.samples=2", "estimate.noisings=2", "prompts.count=3"])
-    made = plan(recipe, tmp_path / "none")
-    assert made.images == 3 * 2 * (1 + 10 * 2)
-    assert made.reward_calls == 4 * made.images
-    assert not (tmp_path / "none").exists()
-    result = CliRunner().invoke(app, ["estimate", str(ROOT / "recipes/shapes.yaml"), "--plan", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert "112,640" in result.output  # Alg. 1: 16 prompts, N = 8, K = 16, 55 steps
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_status_counts_prompts_evaluations_and_floor_hits(tmp_path: Path) -> None:

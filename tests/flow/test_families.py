@@ -17,7 +17,7 @@ import tiny
 from recast import config, objects
 from recast.errors import RecastError
 from recast.estimate import stage as estimation
-from recast.flow import families, loading, sd3
+from recast.flow import configurations, families, loading, sd3
 from recast.flow.generate import generate
 from recast.flow.pipeline import PipelinePolicy, stacked, trimmed
 from recast.flow.policy import Condition
@@ -192,15 +192,8 @@ def test_a_resolution_is_one_number_or_two(wrong: object) -> None:
 def test_large_is_a_matter_of_the_folder() -> None:
     """SD3.5-Large: 38 blocks of width 2,432 without dual attention (its transformer/config.json)."""
     with torch.device("meta"):
-        transformer = SD3Transformer2DModel(
-            sample_size=128,
-            num_layers=38,
-            attention_head_dim=64,
-            num_attention_heads=38,
-            caption_projection_dim=2432,
-            pos_embed_max_size=192,
-            qk_norm="rms_norm",
-        )
+        name = "stabilityai/stable-diffusion-3.5-large"
+        transformer = SD3Transformer2DModel(**configurations.transformer(name))
         assert sum(parameter.numel() for parameter in transformer.parameters()) == 8_056_627_520
         found = [each for name, each in transformer.named_modules() if re.fullmatch(sd3.SD3Policy.targets, name)]
     assert len(found) == 38 * 8 - 1  # the last block's text stream ends in its attention

@@ -20,7 +20,7 @@ from recast import config
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
 from recast.estimate import stage as estimate
-from recast.flow import families, lora
+from recast.flow import configurations, families, lora
 from recast.flow.flux import DOUBLE, SINGLE, FluxPolicy
 from recast.flow.generate import generate
 from recast.progress import no_progress
@@ -30,18 +30,8 @@ from recast.train import stage as train
 ROOT = Path(__file__).parents[2]
 PROMPTS = ["a red circle and a blue square", "a red circle", "a blue square and a red circle and a red square"]
 TOKENS = 16
-PUBLISHED: dict[str, Any] = {
-    "patch_size": 1,
-    "in_channels": 64,
-    "num_layers": 19,
-    "num_single_layers": 38,
-    "attention_head_dim": 128,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 4096,
-    "pooled_projection_dim": 768,
-    "axes_dims_rope": (16, 56, 56),
-}
-"""The transformer/config.json of black-forest-labs/FLUX.1-schnell; that of FLUX.1-dev has guidance_embeds as well."""
+SCHNELL, DEV = (configurations.transformer(f"black-forest-labs/FLUX.1-{name}") for name in ("schnell", "dev"))
+"""Their transformer/config.json."""
 
 
 @pytest.fixture(scope="module")
@@ -297,8 +287,8 @@ def test_a_row_takes_what_the_memory_budget_reckons_with(dtype: torch.dtype, sid
 
 def test_flux_on_the_meta_device() -> None:
     with torch.device("meta"):
-        schnell = FluxTransformer2DModel(**PUBLISHED)
-        transformer = FluxTransformer2DModel(guidance_embeds=True, **PUBLISHED)
+        schnell = FluxTransformer2DModel(**SCHNELL)
+        transformer = FluxTransformer2DModel(**DEV)
         assert sum(parameter.numel() for parameter in schnell.parameters()) == 11_891_178_560
         assert sum(parameter.numel() for parameter in transformer.parameters()) == 11_901_408_320
         adapters = lora.Adapters(transformer, FluxPolicy.targets)

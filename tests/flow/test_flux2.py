@@ -19,7 +19,7 @@ from recast import config
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
 from recast.estimate import stage as estimate
-from recast.flow import families, lora
+from recast.flow import configurations, families, lora
 from recast.flow.flux2 import DOUBLE, SINGLE, Flux2KleinPolicy
 from recast.flow.generate import generate
 from recast.progress import no_progress
@@ -32,11 +32,8 @@ SEEDS = [7, 8, 9]
 SIZE = (64, 96)
 TOKENS = 64
 """Enough for the chat template, byte by byte, and the first words of a prompt."""
-KLEIN = {
-    "4B": {"num_layers": 5, "num_single_layers": 20, "num_attention_heads": 24, "joint_attention_dim": 3 * 2560},
-    "9B": {"num_layers": 8, "num_single_layers": 24, "num_attention_heads": 32, "joint_attention_dim": 3 * 4096},
-}
-"""What transformer/config.json of FLUX.2-klein-4B and -9B changes in the defaults of the class beside guidance_embeds,
+KLEIN = {size: configurations.transformer(f"black-forest-labs/FLUX.2-klein-{size}") for size in ("4B", "9B")}
+"""What transformer/config.json of FLUX.2-klein-4B and -9B changes in the defaults of the class,
 by diffusers' scripts/convert_flux2_to_diffusers.py, which wrote them; the base models have the same."""
 
 
@@ -283,7 +280,7 @@ def test_a_row_takes_what_the_memory_budget_reckons_with(
     text = 512
     with torch.device("meta"):
         shape = KLEIN["4B"] | {"num_layers": 1, "num_single_layers": 2}
-        model = Flux2Transformer2DModel(guidance_embeds=False, **shape).to(dtype)
+        model = Flux2Transformer2DModel(**shape).to(dtype)
         inputs = {
             "hidden_states": torch.zeros(1, image, 128, dtype=dtype),
             "encoder_hidden_states": torch.zeros(1, text, 7680, dtype=dtype),
@@ -307,7 +304,7 @@ def test_a_row_takes_what_the_memory_budget_reckons_with(
 )
 def test_klein_on_the_meta_device(size: str, count: int, adapted: int) -> None:
     with torch.device("meta"):
-        transformer = Flux2Transformer2DModel(guidance_embeds=False, **KLEIN[size])
+        transformer = Flux2Transformer2DModel(**KLEIN[size])
         assert sum(parameter.numel() for parameter in transformer.parameters()) == count
         adapters = lora.Adapters(transformer, Flux2KleinPolicy.targets)
     double, single, width = KLEIN[size]["num_layers"], KLEIN[size]["num_single_layers"], transformer.inner_dim

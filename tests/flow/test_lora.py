@@ -10,26 +10,12 @@ from safetensors.torch import load_file, save_file
 import tiny
 from recast import config
 from recast.errors import RecastError
-from recast.flow import families, lora, sd3
+from recast.flow import configurations, families, lora, sd3
 from recast.flow.generate import generate
 
 PROMPT = "a red circle and a blue square"
 EPS = torch.finfo(torch.float32).eps
-SD35_MEDIUM = {
-    "sample_size": 128,
-    "patch_size": 2,
-    "in_channels": 16,
-    "num_layers": 24,
-    "attention_head_dim": 64,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 4096,
-    "caption_projection_dim": 1536,
-    "pooled_projection_dim": 2048,
-    "out_channels": 16,
-    "pos_embed_max_size": 384,
-    "dual_attention_layers": tuple(range(13)),
-    "qk_norm": "rms_norm",
-}
+SD35_MEDIUM = configurations.transformer("stabilityai/stable-diffusion-3.5-medium")
 """The transformer/config.json of stabilityai/stable-diffusion-3.5-medium."""
 
 

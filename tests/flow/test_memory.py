@@ -9,6 +9,7 @@ from diffusers import SD3Transformer2DModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from recast.flow import configurations
 from recast.flow.sd3 import SD3Policy
 
 
@@ -40,19 +41,8 @@ class Peak(TorchDispatchMode):
 def test_a_row_takes_what_the_memory_budget_reckons_with(dtype: torch.dtype, latents: int) -> None:
     # SD3.5-Medium's own widths and tokens, two of its blocks: the peak does not grow with depth.
     with torch.device("meta"):
-        model = SD3Transformer2DModel(
-            patch_size=2,
-            in_channels=16,
-            num_layers=2,
-            num_attention_heads=24,
-            attention_head_dim=64,
-            joint_attention_dim=4096,
-            caption_projection_dim=1536,
-            pooled_projection_dim=2048,
-            pos_embed_max_size=384,
-            dual_attention_layers=(0,),
-            qk_norm="rms_norm",
-        )
+        sizes = configurations.transformer("stabilityai/stable-diffusion-3.5-medium")
+        model = SD3Transformer2DModel(**(sizes | {"num_layers": 2, "dual_attention_layers": (0,)}))
     model = model.to(dtype).to_empty(device="cpu")
     for parameter in model.parameters():  # what memory happens to hold may be denormal, and a hundred times slower
         parameter.data.zero_()

@@ -20,7 +20,7 @@ from recast import config
 from recast.core.curves import GainCurves
 from recast.errors import RecastError
 from recast.estimate import stage as estimate
-from recast.flow import families, lora, qwen
+from recast.flow import configurations, families, lora, qwen
 from recast.flow.generate import generate
 from recast.progress import no_progress
 from recast.propose import stage as propose
@@ -33,17 +33,7 @@ PROMPTS = ["a red circle", PROMPT, "zebra"]
 DEPTH = 64
 ROUNDING = DEPTH * math.sqrt(1024) * torch.finfo(torch.float32).eps
 """How far float32 results of order 1 may differ if batches differ: DEPTH sums of up to 1024 terms in another order."""
-SIZES = {
-    "patch_size": 2,
-    "in_channels": 64,
-    "out_channels": 16,
-    "num_layers": 60,
-    "attention_head_dim": 128,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 3584,
-    "guidance_embeds": False,
-    "axes_dims_rope": (16, 56, 56),
-}
+SIZES = configurations.transformer("Qwen/Qwen-Image")
 """The transformer/config.json of Qwen/Qwen-Image, which Qwen/Qwen-Image-2512 shares."""
 
 

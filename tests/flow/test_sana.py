@@ -17,7 +17,7 @@ from family import ROUNDING, check_plain_guidance, frozen, run_through
 import tiny_sana
 from recast import config
 from recast.errors import RecastError
-from recast.flow import families, lora, sana
+from recast.flow import configurations, families, lora, sana
 from recast.flow.generate import generate
 
 ROOT = Path(__file__).parents[2]
@@ -225,15 +225,8 @@ def test_encode_inverts_decode_as_far_as_the_autoencoder_does(folder: Path) -> N
 def test_sana_1600m_on_the_meta_device() -> None:
     """The numbers are those of Sana_1600M_1024px in diffusers' scripts/convert_sana_to_diffusers.py."""
     with torch.device("meta"):
-        transformer = SanaTransformer2DModel(
-            num_layers=20,
-            num_attention_heads=70,
-            attention_head_dim=32,
-            num_cross_attention_heads=20,
-            cross_attention_head_dim=112,
-            cross_attention_dim=2240,
-            caption_channels=2304,
-        )
+        name = "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers"
+        transformer = SanaTransformer2DModel(**configurations.transformer(name))
         assert sum(parameter.numel() for parameter in transformer.parameters()) == 1_604_462_752
         adapters = lora.Adapters(transformer, sana.SanaPolicy.targets)
     names = {name for name, module in transformer.named_modules() if hasattr(module, "lora_A")}

@@ -12,7 +12,7 @@ from family import ROUNDING, check_plain_guidance, frozen, run_through
 import tiny_zimage
 from recast import config
 from recast.errors import RecastError
-from recast.flow import families, lora, zimage
+from recast.flow import configurations, families, lora, zimage
 from recast.flow.generate import generate
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +181,7 @@ def test_the_default_resolution_is_the_pipelines() -> None:
 def test_z_image_on_the_meta_device() -> None:
     """The transformer/config.json of Tongyi-MAI/Z-Image-Turbo: the defaults of diffusers, and longer texts."""
     with torch.device("meta"):
-        transformer = ZImageTransformer2DModel(axes_lens=[1536, 512, 512])
+        transformer = ZImageTransformer2DModel(**configurations.transformer("Tongyi-MAI/Z-Image-Turbo"))
         assert (transformer.dim, len(transformer.layers), transformer.config.cap_feat_dim) == (3840, 30, 2560)
         assert sum(parameter.numel() for parameter in transformer.parameters()) == 6_154_908_736
         adapters = lora.Adapters(transformer, zimage.ZImagePolicy.targets)

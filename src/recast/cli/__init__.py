@@ -19,6 +19,7 @@ from recast.cli.estimate import estimate
 from recast.cli.evaluate import evaluate
 from recast.cli.integrate import integrate
 from recast.cli.judge import judge
+from recast.cli.plan import plan
 from recast.cli.plot import plot
 from recast.cli.propose import propose
 from recast.cli.report import report
@@ -55,7 +56,7 @@ app = typer.Typer(
 )
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's own, wherever this typer keeps click
 _STAGES = (propose, estimate, weigh, train, evaluate, judge, report, run, sweep)
-for verb in (*_STAGES, doctor, selftest, compare, plot, integrate):
+for verb in (*_STAGES, plan, doctor, selftest, compare, plot, integrate):
     app.command()(verb)
 app.add_typer(analyze.app, name="analyze")
 app.add_typer(rewards.app, name="rewards")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from recast.cli import show, tables
+from recast.cli import show
 from recast.cli.arguments import Overrides, RecipeFile, RunFolder
-from recast.cli.console import console, duration, needs
+from recast.cli.console import console
 
 __all__ = ["estimate"]
 
@@ -24,7 +24,6 @@ def estimate(
         float | None,
         typer.Option("--until-ci", min=0, help="Stop as soon as the 95 % interval of W is this narrow."),
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the expected cost without estimating anything.")] = False,
 ) -> None:
     """Measure gain curves and write RUN/gains.json (and RUN/exact.json where the exact curves are known).
 
@@ -32,6 +31,8 @@ def estimate(
     under torchrun or started separately with the same RUN, share the prompts.
 
     Example: `recast estimate recipes/shapes.yaml --out runs/shapes`
+
+    Its cost in advance: `recast plan recipes/shapes.yaml`
 
     Another order, from the same rollouts: `recast estimate recipes/shapes.yaml --alpha 4 --reuse --out runs/shapes`
 
@@ -41,9 +42,6 @@ def estimate(
 
     changed = [*(overrides or []), *([] if alpha is None else [f"estimate.alpha={alpha}"])]
     settings = config.load(recipe, changed)
-    if plan:
-        _plan(settings, out)
-        return
     found = show.estimate(settings, out, reuse, until_ci)
     if found is None:  # another process of this launcher writes the curves
         raise typer.Exit
@@ -57,20 +55,3 @@ def estimate(
         console.print(f"after {used} prompts the interval of W is {found:.3f}, {met}")
     names = "gains.json" if truth is None else "gains.json and exact.json"
     console.print(f"wrote {names} in {out}", soft_wrap=True)
-
-
-def _plan(settings: Any, out: Path) -> None:
-    with needs("estimating", "train"):
-        from recast.estimate import plan as planning
-
-        made = planning.plan(settings, out)
-
-    facts = {
-        "prompts": made.prompts,
-        "velocity evaluations": made.evaluations,
-        "evaluations of Alg. 1 with K = 16": made.paper_evaluations,
-        "images decoded": made.images,
-        "reward calls": made.reward_calls,
-        "time on this device with one process": duration(made.seconds),
-    }
-    console.print(tables.plan_table(facts))

@@ -19,7 +19,7 @@ from recast.estimate.shards import Rollouts
 from recast.flow import sampling
 from recast.flow.policy import Velocity
 
-__all__ = ["ESTIMATORS", "Estimator", "planned_evaluations", "rollouts", "sample"]
+__all__ = ["ESTIMATORS", "Estimator", "call_rows", "planned_evaluations", "rollouts", "sample"]
 
 Estimator = Literal["coupled", "paper"]
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
@@ -127,16 +127,33 @@ def sample(
     raise RecastError(f"unknown estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
 
 
+def call_rows(
+    sigmas: ArrayLike, estimator: Estimator, samples: int, noisings: int, repeats: int, levels: Sequence[float] | None
+) -> list[int]:
+    """Rows of every velocity call that `sample` makes for one prompt; their sum is the number of evaluations.
+
+    >>> call_rows([0.0, 0.5, 1.0], "paper", samples=2, noisings=1, repeats=4, levels=None)
+    [8, 8, 8]
+    """
+    grid = schedule.grid(sigmas).tolist()
+    steps = len(grid) - 1
+    if estimator == "paper":
+        return [samples * repeats] * (steps * (steps + 1) // 2)
+    walk, starts = visited(grid, levels), grid[1:]
+    # At a level stand the rollouts that start there, and on a level of the walk all that started above.
+    fronts = [
+        sum(start > level for start in starts) * (level in walk) + (level in starts)
+        for level in sorted({*starts, *walk})
+        if level > 0
+    ]
+    return [samples * noisings * repeats * count for count in fronts if count]
+
+
 def planned_evaluations(
     sigmas: ArrayLike, estimator: Estimator, samples: int, noisings: int, repeats: int, levels: Sequence[float] | None
 ) -> int:
     """The number of velocity evaluations that `rollouts` takes for one prompt."""
-    grid = schedule.grid(sigmas).tolist()
-    if estimator == "paper":
-        return samples * repeats * ((len(grid) - 1) * len(grid) // 2)
-    walk = visited(grid, levels)
-    steps = sum(1 + sum(0 < level < start for level in walk) for start in grid[1:])
-    return samples * noisings * repeats * int(steps)
+    return sum(call_rows(sigmas, estimator, samples, noisings, repeats, levels))
 
 
 def _check(clean: Tensor, noisings: int, repeats: int, seed: int) -> None:

@@ -21,7 +21,7 @@ from recast.core.curves import GainCurves
 from recast.errors import ClampWarning, FloorWarning, RecastError
 from recast.estimate import curves, worlds
 from recast.estimate.estimators import Sampled
-from recast.estimate.rollout import planned_evaluations, sample
+from recast.estimate.rollout import call_rows, sample
 from recast.estimate.scheduler import Scheduler
 from recast.estimate.shards import Rollouts, Shards
 from recast.flow import sampling
@@ -36,6 +36,7 @@ __all__ = [
     "evaluations_per_prompt",
     "missing",
     "paper_evaluations",
+    "rows_per_prompt",
     "sample_prompt",
     "up_to_date",
     "width",
@@ -271,15 +272,14 @@ def width(recipe: Recipe, made: GainCurves) -> float:
 
 def evaluations_per_prompt(recipe: Recipe, sigmas: Sequence[float]) -> int:
     """Velocity evaluations per prompt that a recipe needs."""
-    settings = recipe.estimate
-    return planned_evaluations(
-        sigmas,
-        settings.estimator,
-        settings.samples,
-        settings.noisings,
-        settings.rollouts,
-        _rollout_levels(recipe, sigmas),
-    )
+    return sum(rows_per_prompt(recipe, sigmas))
+
+
+def rows_per_prompt(recipe: Recipe, sigmas: Sequence[float]) -> list[int]:
+    """Rows of every velocity call that a recipe makes for one prompt."""
+    each = recipe.estimate
+    levels = _rollout_levels(recipe, sigmas)
+    return call_rows(sigmas, each.estimator, each.samples, each.noisings, each.rollouts, levels)
 
 
 def paper_evaluations(recipe: Recipe, prompts: int) -> int:

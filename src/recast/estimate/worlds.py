@@ -30,9 +30,10 @@ from recast.rewards import base
 if TYPE_CHECKING:
     from recast.flow.policy import Policy
 
-__all__ = ["ImageWorld", "MixtureWorld", "World", "open_world", "rows_within"]
+__all__ = ["SCORED", "ImageWorld", "MixtureWorld", "World", "open_world", "rows_within"]
 
-_SCORED = 64  # images that are decoded and scored at a time
+SCORED = 64
+"""Images that are decoded and scored at a time."""
 
 
 class World(Protocol):
@@ -99,9 +100,9 @@ class World(Protocol):
         ...
 
 
-def open_world(recipe: Recipe, out: Path, proposed: bool = True) -> World:
-    """The world of a recipe; a world of images reads its proposals from OUT, unless `proposed` is False."""
-    return MixtureWorld(recipe) if recipe.world.kind == "mixture" else ImageWorld(recipe, out, proposed)
+def open_world(recipe: Recipe, out: Path) -> World:
+    """The world of a recipe; a world of images reads its proposals from OUT."""
+    return MixtureWorld(recipe) if recipe.world.kind == "mixture" else ImageWorld(recipe, out)
 
 
 class MixtureWorld:
@@ -163,7 +164,6 @@ class ImageWorld:
         self,
         recipe: Recipe,
         out: Path,
-        proposed: bool = True,
         policy: Policy | None = None,
         models: Mapping[str, base.Reward] | None = None,
     ) -> None:
@@ -174,10 +174,9 @@ class ImageWorld:
         self.rewards = tuple(recipe.rewards)
         if not self.rewards:
             raise RecastError("the recipe names no reward: put at least one under rewards")
-        if proposed:
-            self._store = Store.open(out / "proposals", identity.proposals(recipe), recipe.propose.smallest)
-            for name in self.names:  # before any model is loaded, so that a missing proposal is reported at once
-                self._files(name)
+        self._store = Store.open(out / "proposals", identity.proposals(recipe), recipe.propose.smallest)
+        for name in self.names:  # before any model is loaded, so that a missing proposal is reported at once
+            self._files(name)
         if policy is None:
             from recast.flow import families  # diffusers, which the exact world does without
 
@@ -228,7 +227,7 @@ class ImageWorld:
 
         def score(latents: Tensor) -> np.ndarray:
             tables = []
-            for part in latents.split(_SCORED):
+            for part in latents.split(SCORED):
                 images = self._policy.decode(part)
                 tables.append(base.score(self.models, images, [name] * len(images), [row] * len(images)))
             return np.concatenate(tables, axis=1)

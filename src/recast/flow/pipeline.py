@@ -115,6 +115,14 @@ class PipelinePolicy(ABC):
     def encode_prompt(self, prompt: str) -> Mapping[str, Tensor]:
         """Named tensors of one prompt, without a batch axis; tensors of different lengths are padded by zeros."""
 
+    def blank_prompt(self) -> dict[str, Tensor]:
+        """What `encode_prompt` gives for a prompt of the most tokens, without values; costs are counted with it."""
+        config = self.network.config
+        sizes: dict[str, tuple[int, ...]] = {"embeds": (self.text_tokens, config.joint_attention_dim)}
+        if config.get("pooled_projection_dim"):
+            sizes["pooled"] = (config.pooled_projection_dim,)
+        return {name: torch.empty(size, dtype=self._dtype, device="meta") for name, size in sizes.items()}
+
     @abstractmethod
     def predict(self, x: Tensor, level: Tensor, tensors: Mapping[str, Tensor], guidance: float) -> Tensor:
         """The network's output at packed latents (B, ...) and noise levels (B,), without classifier-free guidance."""

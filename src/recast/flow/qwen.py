@@ -59,6 +59,10 @@ class QwenImagePolicy(PipelinePolicy):
         embeds, _ = self.pipe.encode_prompt([prompt], device=self.device, max_sequence_length=self.max_sequence_length)
         return {"embeds": embeds[0], "mask": torch.ones(embeds.shape[1], dtype=torch.bool)}
 
+    def blank_prompt(self) -> dict[str, Tensor]:
+        """Embeddings without values, all of whose tokens count."""
+        return super().blank_prompt() | {"mask": torch.ones(self.text_tokens, dtype=torch.bool)}
+
     def predict(self, x: Tensor, level: Tensor, tensors: Mapping[str, Tensor], _guidance: float) -> Tensor:
         """The transformer's velocity."""
         embeds, mask = trimmed(tensors["embeds"], tensors["mask"])

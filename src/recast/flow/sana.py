@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from recast.errors import RecastError
@@ -66,6 +67,12 @@ class SanaPolicy(PipelinePolicy):
             complex_human_instruction=None,
         )
         return {"embeds": embeds[0], "mask": mask[0]}
+
+    def blank_prompt(self) -> dict[str, Tensor]:
+        """Embeddings and their mask, without values."""
+        size = (self.text_tokens, self.network.config.caption_channels)
+        mask = torch.ones(self.text_tokens, dtype=torch.long, device="meta")
+        return {"embeds": torch.empty(size, dtype=self._dtype, device="meta"), "mask": mask}
 
     def predict(self, x: Tensor, level: Tensor, tensors: Mapping[str, Tensor], _guidance: float) -> Tensor:
         """The transformer's velocity."""

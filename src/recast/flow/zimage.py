@@ -77,6 +77,12 @@ class ZImagePolicy(PipelinePolicy):
         )
         return {"embeds": found[0], "length": torch.tensor(len(found[0]))}
 
+    def blank_prompt(self) -> dict[str, Tensor]:
+        """Embeddings without values, and their number."""
+        size = (self.text_tokens, self.network.config.cap_feat_dim)
+        found = {"embeds": torch.empty(size, dtype=self._dtype, device="meta")}
+        return found | {"length": torch.tensor(self.text_tokens)}
+
     def predict(self, x: Tensor, level: Tensor, tensors: Mapping[str, Tensor], _guidance: float) -> Tensor:
         """The transformer's velocity, which it has with the opposite sign, at times from 0 (noise) to 1."""
         lengths = tensors["length"].tolist()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "AESTHETIC",
@@ -30,6 +31,7 @@ __all__ = [
     "Entry",
     "Files",
     "Measured",
+    "configurations",
     "measured",
 ]
 
@@ -141,6 +143,15 @@ def measured() -> dict[str, Measured]:
     """The cost of every reward but `unifiedreward`, which is a server, as `python benchmarks/rewards.py` wrote it."""
     content = json.loads((files("recast.rewards") / "data/measured.json").read_text(encoding="utf-8"))
     return {name: Measured(**values) for name, values in content["rewards"].items()}
+
+
+@cache
+def configurations() -> dict[str, Any]:
+    """The configurations of the published models, by name: settings of classes that decide their sizes."""
+    content: dict[str, Any] = json.loads(
+        (files("recast.rewards") / "data/configurations.json").read_text(encoding="utf-8")
+    )
+    return content
 
 
 _L14 = Files(CLIP_L14, (*_SMALL, "model.safetensors"), "model.safetensors")

@@ -32,9 +32,9 @@ from recast.train.reweigh import reweigh
 from recast.train.trainer import StoppedError, Trainer
 from recast.weigh import columns_of, effects_of, masses, static
 
-__all__ = ["Observer", "accelerator_of", "build", "check_stale", "check_weights", "finished", "train"]
+__all__ = ["PREVIEWS", "Observer", "accelerator_of", "build", "check_stale", "check_weights", "finished", "train"]
 
-_PREVIEWS = 8
+PREVIEWS = 8
 """Prompts on a sample sheet: the first ones of the training set, with the seeds of evaluation."""
 _PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -282,7 +282,7 @@ def _due(every: int, epoch: int) -> bool:
 
 
 def _preview(trainer: Trainer, path: Path) -> None:
-    texts = [row["prompt"] for row in trainer.rows[:_PREVIEWS]]
+    texts = [row["prompt"] for row in trainer.rows[:PREVIEWS]]
     with trainer.averaged():
         samples = generate(trainer.policy, texts, [42 + k for k in range(len(texts))], steps=len(trainer.sigmas) - 1)
     if not trainer.accelerator.is_main_process:

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recast import device
 
 aten = torch.ops.aten
+COPIES = (aten._to_copy.default, aten.copy_.default)
 NAME = "fgpu"
 DEVICE = f"{NAME}:0"
 SMALL = 4096
@@ -65,6 +66,8 @@ class FakeGpu(TorchDispatchMode):
     ----------
     reads : Counter
         How often values were read from the device, by the name of the operation.
+    uploads : int
+        Copies from the CPU to the device. From memory that is not pinned, CUDA waits for these as well.
     draws : int
         Random draws on the device, the initialization of modules included.
     wide : int
@@ -75,7 +78,7 @@ class FakeGpu(TorchDispatchMode):
         super().__init__()
         self.fake = _Shapes(allow_non_fake_inputs=True)
         self.reads: Counter[str] = Counter()
-        self.draws = self.wide = 0
+        self.draws = self.uploads = self.wide = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -86,12 +89,14 @@ class FakeGpu(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
             return self._read("item", mine[0]).item()
-        if func in (aten._to_copy.default, aten.copy_.default) and _leaves_device(func, args, target):
+        if func in COPIES and _leaves_device(func, args, target):
             return self._copied(func, args, kwargs)
         self._check(func, leaves, mine)
+        self.uploads += func in (*COPIES, aten.index.Tensor) and any(_has_values(each) for each in leaves)
+        if (shape := self._selected(func, args)) is not None:
+            with self.fake:
+                return torch.empty(shape, dtype=args[0].dtype if func is aten.index.Tensor else torch.long, device=DEVICE)
         with self.fake:
-            if (chosen := self._selected(func, args)) is not None:
-                return chosen
             found = func(*args, **kwargs)
         made = [each for each in pytree.tree_leaves(found) if isinstance(each, Tensor)]
         if any(each.device.type != NAME for each in made):
@@ -125,23 +130,24 @@ class FakeGpu(TorchDispatchMode):
             if len(kinds) > 1:
                 raise FaultError(f"{func}: floats of different dtypes, {sorted(map(str, kinds))}")
 
-    def _selected(self, func: Any, args: Any) -> Tensor | None:
-        """The result of an operation whose size depends on values; None for others."""
+    def _selected(self, func: Any, args: Any) -> tuple[int, ...] | None:
+        """The shape of a result that depends on values; None for other operations."""
         if func is aten.nonzero.default:
-            known = getattr(args[0], "known", None)
             self.reads["nonzero"] += 1
-            rows = 0 if known is None else len(known.nonzero())
-            return torch.empty(rows, args[0].ndim, dtype=torch.long, device=DEVICE)
-        if func is not aten.index.Tensor:
-            return None
-        masks = [each for each in args[1] if each is not None and each.dtype == torch.bool]
-        if not masks:
+            known = getattr(args[0], "known", None)
+            return (0 if known is None else len(known.nonzero()), args[0].ndim)
+        masks = [each for each in args[1] if each is not None] if func is aten.index.Tensor else []
+        if not any(each.dtype == torch.bool for each in masks):
             return None
         self.reads["mask"] += 1
-        assert len(args[1]) == 1, "a mask beside other indices"
-        known = getattr(masks[0], "known", None)
-        rows = masks[0].shape[0] if known is None else int(known.sum())
-        return args[0].new_empty(rows, *args[0].shape[masks[0].ndim :])
+        (mask,) = masks
+        values = getattr(mask, "known", None if isinstance(mask, FakeTensor) else mask)
+        rows = len(mask) if values is None else int(values.sum())
+        return (rows, *args[0].shape[mask.ndim :])
+
+
+def _has_values(each: Any) -> bool:
+    return isinstance(each, Tensor) and not isinstance(each, FakeTensor)
 
 
 def _leaves_device(func: Any, args: Any, target: torch.device) -> bool:

@@ -179,7 +179,7 @@ class Trainer:
     def _terms(self, data: Rollout, chosen: Pairs) -> nft.Terms:
         """The loss of some pairs; the base's velocity is computed only if the KL term counts."""
         device, settings = data.latents.device, self.settings
-        condition = data.condition.rows(data.prompt[chosen.row].to(device))
+        condition = data.condition.rows(data.prompt[chosen.row])
         clean, noise = data.latents[chosen.row.to(device)], chosen.noise(self.policy.latent_shape).to(device)
         sigma, r = chosen.sigma.to(device), chosen.r.to(device)
         level = sigma[:, None, None, None]

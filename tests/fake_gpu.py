@@ -93,9 +93,8 @@ class FakeGpu(TorchDispatchMode):
             return self._copied(func, args, kwargs)
         self._check(func, leaves, mine)
         self.uploads += func in (*COPIES, aten.index.Tensor) and any(_has_values(each) for each in leaves)
-        if (shape := self._selected(func, args)) is not None:
-            with self.fake:
-                return torch.empty(shape, dtype=args[0].dtype if func is aten.index.Tensor else torch.long, device=DEVICE)
+        if _masks(func, args) or (torch.Tag.dynamic_output_shape in func.tags and func is not aten.index.Tensor):
+            return self._selected(func, args, kwargs, mine)
         with self.fake:
             found = func(*args, **kwargs)
         made = [each for each in pytree.tree_leaves(found) if isinstance(each, Tensor)]
@@ -130,20 +129,35 @@ class FakeGpu(TorchDispatchMode):
             if len(kinds) > 1:
                 raise FaultError(f"{func}: floats of different dtypes, {sorted(map(str, kinds))}")
 
-    def _selected(self, func: Any, args: Any) -> tuple[int, ...] | None:
-        """The shape of a result that depends on values; None for other operations."""
-        if func is aten.nonzero.default:
-            self.reads["nonzero"] += 1
-            known = getattr(args[0], "known", None)
-            return (0 if known is None else len(known.nonzero()), args[0].ndim)
-        masks = [each for each in args[1] if each is not None] if func is aten.index.Tensor else []
-        if not any(each.dtype == torch.bool for each in masks):
-            return None
-        self.reads["mask"] += 1
-        (mask,) = masks
-        values = getattr(mask, "known", None if isinstance(mask, FakeTensor) else mask)
-        rows = len(mask) if values is None else int(values.sum())
-        return (rows, *args[0].shape[mask.ndim :])
+    def _selected(self, func: Any, args: Any, kwargs: Any, mine: list[FakeTensor]) -> Tensor:
+        """The result of an operation whose shape depends on values."""
+        self.reads["shape"] += 1
+        masks, first, values = _masks(func, args), args[0], None
+        if all(hasattr(each, "known") for each in masks or mine if isinstance(each, FakeTensor)):
+            like = getattr(first, "known", torch.empty((), dtype=first.dtype).expand(first.shape))
+            values = func(like, *pytree.tree_map(_real, args[1:]), **kwargs)
+            shape = tuple(values.shape)
+        elif masks:
+            shape = (len(masks[0]), *first.shape[masks[0].ndim :])
+        else:
+            assert func is aten.nonzero.default, f"{func} needs values that are not known"
+            shape = (0, first.ndim)
+        with self.fake:
+            found = torch.empty(shape, dtype=first.dtype if masks else torch.long, device=DEVICE)
+        if values is not None and hasattr(first, "known"):
+            found.known = values  # type: ignore[attr-defined]
+        return found
+
+
+def _masks(func: Any, args: Any) -> list[Tensor]:
+    """The boolean indices of an operation."""
+    indices = args[1] if func is aten.index.Tensor else ()
+    return [each for each in indices if each is not None and each.dtype == torch.bool]
+
+
+def _real(each: Any) -> Any:
+    """An argument on the CPU, with its values."""
+    return torch.device("cpu") if isinstance(each, torch.device) else getattr(each, "known", each)
 
 
 def _has_values(each: Any) -> bool:
@@ -168,10 +182,7 @@ def _keep_values(func: Any, args: Any, kwargs: Any, leaves: list[Any], found: An
             vars(each).pop("known", None)
         return
 
-    def real(each: Any) -> Any:
-        return torch.device("cpu") if isinstance(each, torch.device) else getattr(each, "known", each)
-
-    values = func(*pytree.tree_map(real, args), **pytree.tree_map(real, kwargs))
+    values = func(*pytree.tree_map(_real, args), **pytree.tree_map(_real, kwargs))
     for each, value in zip(pytree.tree_leaves(found), pytree.tree_leaves(values), strict=True):
         if isinstance(each, FakeTensor):
             each.known = value  # type: ignore[attr-defined]

@@ -36,6 +36,7 @@ from transformers import (
     T5Config,
     T5EncoderModel,
 )
+from transformers.initialization import no_init_weights
 
 import tiny
 import tiny_flux
@@ -48,11 +49,11 @@ from recast.shapes import models
 
 @contextmanager
 def building(device: str, dtype: torch.dtype = torch.float32) -> Iterator[None]:
-    """Modules are built on the device, in a dtype, as `from_pretrained` does."""
+    """Modules are built on the device, in a dtype and without initial values, as `from_pretrained` does."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device(device):
+        with no_init_weights(), torch.device(device):
             yield
     finally:
         torch.set_default_dtype(before)

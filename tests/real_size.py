@@ -106,7 +106,11 @@ def flux2_klein(device: str) -> Any:
     """FLUX.2 klein 4B, base; its text encoder has the layers up to the last one that the pipeline reads."""
     with building(device, torch.bfloat16):
         transformer = Flux2Transformer2DModel(
-            num_layers=1, num_single_layers=1, num_attention_heads=24, joint_attention_dim=3 * 2560, guidance_embeds=False
+            num_layers=1,
+            num_single_layers=1,
+            num_attention_heads=24,
+            joint_attention_dim=3 * 2560,
+            guidance_embeds=False,
         )
         text = Qwen3ForCausalLM(_qwen3(layers=28))
     with building(device):

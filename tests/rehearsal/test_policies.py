@@ -35,15 +35,16 @@ def test_a_family(gpu: FakeGpu, name: str) -> None:
     gpu.reads.clear()
     assert len(policy.condition(PROMPTS * 3)) == 6  # cached
     assert not gpu.reads
-    waits = []
-    for steps in (1, 2):
-        gpu.reads.clear()
-        gpu.uploads = 0
-        images = generate(policy, PROMPTS, [0, 1], steps=steps)
-        assert (images.device.type, images.dtype, images.shape) == ("cpu", torch.float32, (2, 3, 512, 512))
-        assert gpu.reads == {"copy": 1}  # the images
-        waits.append(gpu.uploads)
-    assert waits[1] <= waits[0]  # positions of tokens and the like are copied to the device once
+    gpu.reads.clear()
+    images = generate(policy, PROMPTS, [0, 1], steps=1)
+    assert (images.device.type, images.dtype, images.shape) == ("cpu", torch.float32, (2, 3, 512, 512))
+    assert gpu.reads == {"copy": 1}  # the images
+    x = torch.rand(2, *policy.latent_shape).to(DEVICE)
+    gpu.uploads = 0
+    with torch.no_grad():
+        policy.velocity(x, 0.5, condition)
+    # Positions of tokens and the like are on the device since the first step; diffusers copies the length of a mask.
+    assert gpu.uploads == (name == "qwen")
     gpu.reads.clear()
     clean = policy.encode(torch.rand(2, 3, 512, 512))
     assert (clean.device, clean.dtype, clean.shape[1:]) == (policy.device, torch.float32, policy.latent_shape)

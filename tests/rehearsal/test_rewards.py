@@ -3,6 +3,7 @@
 Two layers stand for all of a kind; the loaders, which read files, are replaced.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,9 @@ from real_size import building
 from recast.rewards import aesthetic, base, clip, geneval, geneval_detector, hpsv2, hpsv3, imagereward
 from recast.shapes import models
 
-PROMPTS = ["a red circle", "a blue square", "two green triangles", "a dog"]
+PROMPTS = ["a red circle", "a blue square", "two green triangles"]
 # Labels read from the device are 1, so the objects of this class are found, and CLIP is asked for their colors.
-ROWS = [{"include": [{"class": geneval.CLASSES[1], "count": 1, "color": "red"}], "tag": "color_attr"}] * 4
+ROWS = [{"include": [{"class": geneval.CLASSES[1], "count": 1, "color": "red"}], "tag": "color_attr"}] * 3
 QUESTION = "Rate {text_prompt} <|Reward|>"
 
 
@@ -157,12 +158,13 @@ def test_a_batch_waits_as_often_as_an_image(
 ) -> None:
     reward = loaded(name, monkeypatch, tmp_path, False, "float32" if name in ("hpsv2", "geneval") else "bfloat16")
     drawn, wide = gpu.draws, gpu.wide
-    for count in (2, 1, 4):
+    for count in (1, 3):
         images = torch.rand(count, 3, 512, 512).to(DEVICE)
         gpu.reads.clear()
         found = base.score({name: reward}, images, [f"{prompt} {count}" for prompt in PROMPTS[:count]], ROWS[:count])
         assert found.shape == (1, count)
-        assert gpu.reads == READS[name] or count == 2  # the names of the colors are embedded once
+        first = {"item": name == "geneval" and count == 1}  # the names of the colors are embedded once, and checked
+        assert gpu.reads == Counter(READS[name]) + Counter(first)
     assert (gpu.draws, gpu.wide) == (drawn, wide)
 
 

@@ -70,7 +70,7 @@ def mean(images: Tensor, prompts: list[str], metadata: object = None) -> Any:
 def a_trainer(accelerator: Any, **settings: Any) -> Trainer:
     policy = a_policy()
     adapters = lora.Adapters(policy.network, policy.targets)
-    train = TrainConfig(**{"epochs": 4, "precision": "bfloat16", "prompts_per_epoch": 2, "trackers": []} | settings)
+    train = TrainConfig(**{"epochs": 4, "precision": "bfloat16", "images_per_prompt": 2, "trackers": []} | settings)
     rewards: dict[str, base.Reward] = {"one": mean, "two": mean}
     weights = static(dict.fromkeys(rewards, 1.0), policy.sigmas(STEPS))
     return Trainer(train, policy, adapters, weights, rewards, [{"prompt": each} for each in PROMPTS], accelerator)
@@ -79,21 +79,20 @@ def a_trainer(accelerator: Any, **settings: Any) -> Trainer:
 def reads_of(batches: int, updates: int) -> dict[str, int]:
     """What an epoch may read: per sampled batch, the range of its pixels and two rewards; per optimizer step, whether
     losses and gradients are finite, in this process and in any, the losses and the norm; per epoch, whether sampling
-    failed, and the rewards of all images with their numbers."""
+    failed, and the rewards of all images with their numbers.
+    """
     return {"tolist": batches, "copy": 2 * batches + 3 * updates + 2, "item": 3 * updates + 1}
 
 
 @pytest.mark.parametrize(
     ("settings", "batches", "updates"),
     [
-        ({"images_per_prompt": 2, "batch": 4, "micro_batch": 8, "sample_batch": 4}, 1, 1),
-        # As many images, in more parts: more micro-batches read nothing.
-        ({"images_per_prompt": 2, "batch": 2, "micro_batch": 2, "sample_batch": 2, "checkpointing": True}, 2, 2),
+        ({"prompts_per_epoch": 2, "batch": 2, "micro_batch": 4, "sample_batch": 4}, 1, 2),
+        # Two micro-batches in an optimizer step read as much as one.
+        ({"prompts_per_epoch": 1, "batch": 2, "micro_batch": 2, "sample_batch": 1, "checkpointing": True}, 2, 1),
     ],
 )
-def test_an_epoch(
-    gpu: FakeGpu, accelerator: Any, settings: dict[str, Any], batches: int, updates: int
-) -> None:
+def test_an_epoch(gpu: FakeGpu, accelerator: Any, settings: dict[str, Any], batches: int, updates: int) -> None:
     trainer = a_trainer(accelerator, **settings)
     trainer.policy.condition(PROMPTS)  # cached
     drawn = gpu.draws
@@ -111,7 +110,7 @@ def test_an_epoch(
 def test_a_checkpoint_is_written_and_read_and_gradients_are_measured(
     gpu: FakeGpu, accelerator: Any, tmp_path: Path
 ) -> None:
-    trainer = a_trainer(accelerator, images_per_prompt=2, batch=4, micro_batch=8, sample_batch=4)
+    trainer = a_trainer(accelerator, prompts_per_epoch=2, batch=4, micro_batch=8, sample_batch=4)
     trainer.epoch()
     path = trainer.save(tmp_path, {}, keep=1)
     assert {each.name for each in path.iterdir()} >= {"default", "old", "ema", "optimizer.safetensors", "state.json"}

@@ -1,8 +1,8 @@
 """What GenEval's detector sees and what is made of its output, against OpenCV and interpolation by hand."""
 
-import cv2
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -54,7 +54,9 @@ def instances(classes: torch.Tensor, masks: torch.Tensor, *sizes_and_threshold: 
     """Those of one image, which are the same beside another image with another threshold."""
     *sizes, threshold = sizes_and_threshold
     (alone,) = instances_of_all(classes[None], masks[None], *sizes, [threshold])
-    other = instances_of_all(torch.stack([classes.flip(0), classes]), masks.expand(2, *masks.shape), *sizes, [0.45, threshold])
+    other = instances_of_all(
+        torch.stack([classes.flip(0), classes]), masks.expand(2, *masks.shape), *sizes, [0.45, threshold]
+    )
     for name in ("scores", "labels", "masks"):
         assert torch.equal(getattr(alone, name), getattr(other[1], name))
     return alone

@@ -143,8 +143,8 @@ def instances(
         found = logits > 0
         scores = chances[k, :count] * ((logits.sigmoid() * found).sum((1, 2)) / (found.sum((1, 2)) + 1e-6))
         parts.append((scores, labels[k, :count], found))
-    columns = [torch.cat(column).cpu().split(counts) for column in zip(*parts, strict=True)]
-    return [_above(*image, threshold) for *image, threshold in zip(*columns, thresholds, strict=True)]
+    columns: list[Any] = [torch.cat(column).cpu().split(counts) for column in zip(*parts, strict=True)]
+    return [_above(*image) for image in zip(*columns, thresholds, strict=True)]
 
 
 def _above(scores: Tensor, labels: Tensor, masks: Tensor, threshold: float) -> Instances:

@@ -82,7 +82,7 @@ class FakeGpu(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        leaves = pytree.tree_leaves((args, kwargs))
+        leaves = pytree.arg_tree_leaves(*args, **kwargs)
         mine = [each for each in leaves if isinstance(each, FakeTensor)]
         target = kwargs.get("device") or torch.device(DEVICE if mine else "cpu")
         if not mine and target.type != NAME:
@@ -97,11 +97,12 @@ class FakeGpu(TorchDispatchMode):
             return self._selected(func, args, kwargs, mine)
         with self.fake:
             found = func(*args, **kwargs)
-        made = [each for each in pytree.tree_leaves(found) if isinstance(each, Tensor)]
+        made = [found] if isinstance(found, Tensor) else pytree.tree_leaves(found)
+        made = [each for each in made if isinstance(each, Tensor)]
         if any(each.device.type != NAME for each in made):
             raise FaultError(f"{func}: a tensor on the CPU and one on the device")
         self.wide += any(each.dtype == torch.float64 for each in made)
-        _keep_values(func, args, kwargs, leaves, found)
+        _keep_values(func, args, kwargs, leaves, made)
         return found
 
     def _read(self, name: str, tensor: Tensor) -> Tensor:
@@ -170,22 +171,20 @@ def _leaves_device(func: Any, args: Any, target: torch.device) -> bool:
     return target.type == "cpu"
 
 
-def _keep_values(func: Any, args: Any, kwargs: Any, leaves: list[Any], found: Any) -> None:
+def _keep_values(func: Any, args: Any, kwargs: Any, leaves: list[Any], made: list[Tensor]) -> None:
     """Compute the values of a result on the CPU too, if it is small and those of all arguments are known."""
     tensors = [each for each in leaves if isinstance(each, Tensor)]
-    mutable = func._schema.is_mutable
     known = all(not isinstance(each, FakeTensor) or hasattr(each, "known") for each in tensors)
-    small = all(each.numel() <= SMALL for each in [*tensors, *pytree.tree_leaves(found)] if isinstance(each, Tensor))
-    unset = not tensors and "empty" in func.name()
-    if not (known and small) or unset or torch.Tag.nondeterministic_seeded in func.tags:
-        for each in tensors if mutable else ():
+    unset = (not tensors and "empty" in func.name()) or torch.Tag.nondeterministic_seeded in func.tags
+    if not known or unset or any(each.numel() > SMALL for each in [*tensors, *made]):
+        for each in tensors if func._schema.is_mutable else ():
             vars(each).pop("known", None)
         return
-
     values = func(*pytree.tree_map(_real, args), **pytree.tree_map(_real, kwargs))
-    for each, value in zip(pytree.tree_leaves(found), pytree.tree_leaves(values), strict=True):
-        if isinstance(each, FakeTensor):
-            each.known = value  # type: ignore[attr-defined]
+    for each, value in zip(
+        made, (each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)), strict=True
+    ):
+        each.known = value  # type: ignore[attr-defined]
 
 
 class _Calls(TorchFunctionMode):

@@ -218,11 +218,11 @@ def test_conditions_of_any_tensors() -> None:
 def test_padding_that_no_row_needs_is_cut_and_a_full_mask_left_out() -> None:
     embeds, mask = torch.arange(24.0).view(2, 6, 2), torch.zeros(2, 6, dtype=torch.long)
     mask[0, :3] = mask[1, :2] = 1
-    found, kept = trimmed(embeds, mask)
+    found, kept = trimmed(embeds, mask, mask.sum(1))
     assert torch.equal(found, embeds[:, :3])
     assert kept is not None
     assert kept.tolist() == [[1, 1, 1], [1, 1, 0]]
-    found, kept = trimmed(embeds[:1], mask[:1])
+    found, kept = trimmed(embeds[:1], mask[:1], mask[:1].sum(1))
     assert found.shape == (1, 3, 2)
     assert kept is None
 

@@ -1,11 +1,14 @@
 """What GenEval's detector sees and what is made of its output, against OpenCV and interpolation by hand."""
 
+from typing import Any
+
 import cv2
 import numpy as np
 import pytest
 import torch
 
-from recast.rewards.geneval_detector import Instances, inputs, instances, resized
+from recast.rewards.geneval_detector import Instances, inputs, resized
+from recast.rewards.geneval_detector import instances as instances_of_all
 from tolerance import tolerance
 
 
@@ -45,6 +48,18 @@ def test_the_input_of_the_detector(image: tuple[int, int], inside: tuple[int, in
     torch.testing.assert_close(gray, torch.full_like(gray, 128), atol=atol, rtol=0)
     seen = back[..., : inside[0], : inside[1]]
     torch.testing.assert_close(seen, resized(images, inside).float(), atol=atol, rtol=0)
+
+
+def instances(classes: torch.Tensor, masks: torch.Tensor, *sizes_and_threshold: Any) -> Instances:
+    """Those of one image, which are the same beside another image with another threshold."""
+    *sizes, threshold = sizes_and_threshold
+    (alone,) = instances_of_all(classes[None], masks[None], *sizes, [threshold])
+    other = instances_of_all(
+        torch.stack([classes.flip(0), classes]), masks.expand(2, *masks.shape), *sizes, [0.45, threshold]
+    )
+    for name in ("scores", "labels", "masks"):
+        assert torch.equal(getattr(alone, name), getattr(other[1], name))
+    return alone
 
 
 def line(values: np.ndarray, count: int) -> np.ndarray:

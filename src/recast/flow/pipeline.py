@@ -52,7 +52,7 @@ class PipelinePolicy(ABC):
         Number of images that the VAE encodes or decodes together.
     """
 
-    targets: ClassVar[str]
+    targets: str
     """Regular expression of the modules that get adapters."""
     optional: ClassVar[tuple[str, ...]] = ()
     """Components of the pipeline that a model may lack."""
@@ -60,6 +60,9 @@ class PipelinePolicy(ABC):
     """Default of `max_sequence_length`."""
     vectors: ClassVar[int] = 14
     """Vectors per token that a velocity call holds at its peak (tests/flow/test_memory.py)."""
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """Tensors of a prompt that stay on the CPU: a network needs their values to form shapes, and to read them from a
+    GPU would make every call wait for the one before."""
     joint: ClassVar[bool] = True
     """Whether guidance evaluates the empty and the prompted rows in one call, as the family's pipeline does."""
 
@@ -252,7 +255,7 @@ class PipelinePolicy(ABC):
             raise RecastError(f"prompts must be a list of at least one prompt, not {prompts!r}")
         rows = self._encode([*prompts, ""] if self.needs_empty else prompts)
         found = Condition(stacked(rows[: len(prompts)]), self.guidance, stacked(rows[len(prompts) :]))
-        return found.to(self.device)
+        return found.to(self.device, but=self.sizes)
 
     def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition) -> Tensor:
         """v at latents `x` and level `sigma`, with guidance if the condition has an empty prompt.
@@ -261,7 +264,9 @@ class PipelinePolicy(ABC):
         """
         count = len(x)
         condition = condition.expand(count)
-        level = torch.as_tensor(sigma, dtype=torch.float32, device=x.device).expand(count)
+        if not isinstance(sigma, Tensor):  # filled in on the device: to copy a number there would make the CPU wait
+            sigma = torch.full((), sigma, device=x.device)
+        level = sigma.to(x.device, torch.float32).expand(count)
         inputs, tensors, scale = self.pack(x.to(self._dtype)), condition.tensors, condition.guidance
         if not condition.empty:
             return self.unpack(self.predict(inputs, level, tensors, scale).to(x.dtype))
@@ -346,8 +351,10 @@ def stacked(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack(padded(column, 0)) for name, column in columns.items()}
 
 
-def trimmed(embeds: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Embeddings (B, tokens, d) and their mask without the padding that no row needs; no mask if all tokens count."""
-    longest = int(mask.sum(1).max())
-    embeds, mask = embeds[:, :longest], mask[:, :longest]
-    return embeds, None if bool(mask.all()) else mask
+def trimmed(embeds: Tensor, mask: Tensor, length: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Embeddings (B, tokens, d) and their mask without the padding that no row needs; no mask if all tokens count.
+
+    `length` (B,) is the number of tokens of each row, on the CPU.
+    """
+    shortest, longest = int(length.min()), int(length.max())
+    return embeds[:, :longest], None if shortest == longest else mask[:, :longest]

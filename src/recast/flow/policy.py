@@ -67,8 +67,9 @@ class Condition:
         return len(next(iter(self.tensors.values())))
 
     def rows(self, index: Tensor | slice | list[int]) -> Condition:
-        """The condition of the prompts at `index`, which may repeat."""
-        return replace(self, tensors={name: tensor[index] for name, tensor in self.tensors.items()})
+        """The condition of the prompts at `index`, which may repeat; as a tensor, it is best on the CPU."""
+        places = {tensor.device: _moved(index, tensor.device) for tensor in self.tensors.values()}
+        return replace(self, tensors={name: tensor[places[tensor.device]] for name, tensor in self.tensors.items()})
 
     def expand(self, count: int) -> Condition:
         """One row per sample, of the empty prompt too: a single prompt is repeated, several must be `count`."""
@@ -86,10 +87,17 @@ class Condition:
         pairs = {name: [tensor, self.tensors[name]] for name, tensor in self.empty.items()}
         return {name: torch.cat(padded(pair, 1)) for name, pair in pairs.items()}
 
-    def to(self, device: str | torch.device) -> Condition:
-        """The condition on another device."""
-        moved = ({name: tensor.to(device) for name, tensor in each.items()} for each in (self.tensors, self.empty))
+    def to(self, device: str | torch.device, but: Sequence[str] = ()) -> Condition:
+        """The condition on another device, but for the tensors named in `but`."""
+        moved = (
+            {name: tensor if name in but else tensor.to(device) for name, tensor in each.items()}
+            for each in (self.tensors, self.empty)
+        )
         return replace(self, tensors=next(moved), empty=next(moved))
+
+
+def _moved(index: Tensor | slice | list[int], device: torch.device) -> Tensor | slice | list[int]:
+    return index.to(device) if isinstance(index, Tensor) else index
 
 
 def _repeated(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class QwenImagePolicy(PipelinePolicy):
     """
 
     targets = rf"transformer_blocks\.\d+\.attn\.({'|'.join(map(re.escape, PROJECTIONS))})"
+    sizes = ("length",)
     joint = False  # the two prompts have different lengths, and the pipeline calls the transformer twice
 
     def __init__(self, pipe: Any, **settings: Any) -> None:
@@ -43,6 +45,9 @@ class QwenImagePolicy(PipelinePolicy):
                     "diffusers cannot run: use a model without it, such as Qwen/Qwen-Image"
                 )
         super().__init__(pipe, **settings)
+        # The text that leaves the last block is dropped. A projection without gradient would stop training by DDP.
+        last = len(self.network.transformer_blocks) - 1
+        self.targets = rf"(?!transformer_blocks\.{last}\.attn\.to_add_out$){type(self).targets}"
         if self.max_sequence_length > pipe.tokenizer_max_length:
             raise RecastError(
                 f"max_sequence_length = {self.max_sequence_length} is above {pipe.tokenizer_max_length}, the most "
@@ -55,9 +60,10 @@ class QwenImagePolicy(PipelinePolicy):
         return int(self.network.config.in_channels) // self.patch**2
 
     def encode_prompt(self, prompt: str) -> dict[str, Tensor]:
-        """Embeddings of the prompt in the pipeline's template, without the template's instruction, and their mask."""
+        """Embeddings of the prompt in the pipeline's template, without its instruction, their mask and their number."""
         embeds, _ = self.pipe.encode_prompt([prompt], device=self.device, max_sequence_length=self.max_sequence_length)
-        return {"embeds": embeds[0], "mask": torch.ones(embeds.shape[1], dtype=torch.bool)}
+        count = embeds.shape[1]
+        return {"embeds": embeds[0], "mask": torch.ones(count, dtype=torch.bool), "length": torch.tensor(count)}
 
     def blank_prompt(self) -> dict[str, Tensor]:
         """Embeddings without values, all of whose tokens count."""
@@ -65,7 +71,7 @@ class QwenImagePolicy(PipelinePolicy):
 
     def predict(self, x: Tensor, level: Tensor, tensors: Mapping[str, Tensor], _guidance: float) -> Tensor:
         """The transformer's velocity."""
-        embeds, mask = trimmed(tensors["embeds"], tensors["mask"])
+        embeds, mask = trimmed(tensors["embeds"], tensors["mask"], tensors["length"])
         height, width = self.cells
         found: Tensor = self.model(
             hidden_states=x,
@@ -85,20 +91,21 @@ class QwenImagePolicy(PipelinePolicy):
 
     def to_images(self, latents: Tensor) -> Tensor:
         """The VAE's images of latents."""
-        mean, scale = self._statistics(latents)
+        mean, scale = self._statistics
         return self.pipe.vae.decode(latents[:, :, None] / scale + mean, return_dict=False)[0][:, :, 0]
 
     def to_latents(self, images: Tensor) -> Tensor:
         """Latents of images."""
-        mean, scale = self._statistics(images)
+        mean, scale = self._statistics
         found = self.pipe.vae.encode(images[:, :, None]).latent_dist.mode()
         return ((found - mean) * scale)[:, :, 0]
 
-    def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def _statistics(self) -> tuple[Tensor, Tensor]:
         """Means and inverse standard deviations of the VAE's channels, formed as the pipeline does."""
         config = self.pipe.vae.config
         mean, std = (
-            torch.tensor(each).view(1, -1, 1, 1, 1).to(like.device, like.dtype)
+            torch.tensor(each).view(1, -1, 1, 1, 1).to(self.device)
             for each in (config.latents_mean, config.latents_std)
         )
         return mean, 1.0 / std

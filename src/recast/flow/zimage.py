@@ -28,12 +28,13 @@ class ZImagePolicy(PipelinePolicy):
     none: `guidance` is g + 1, so that the pipeline's default of 5 is 6 here, and Turbo's 0 is 1.
 
     A prompt has as many embeddings as it has tokens. The transformer takes lists, and masks what pads the shorter
-    prompts of a batch; the lengths are read from the device once per call, since the lists need them.
+    prompts of a batch.
     """
 
     vectors = 17
     targets = rf"layers\.\d+\.attention\.({'|'.join(map(re.escape, PROJECTIONS))})"
     longest_text = 512
+    sizes = ("length",)
 
     @property
     def default_side(self) -> int:

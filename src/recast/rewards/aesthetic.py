@@ -48,7 +48,7 @@ class Aesthetic:
     ) -> NDArray[np.float64]:
         """One rating per image."""
         features = self.clip.images(as_tensor(images, prompts), self.pixels, self.batch_size)
-        return clip.finite("the aesthetic predictor", self.head(features)[:, 0]).double().cpu().numpy()
+        return clip.finite("the aesthetic predictor", self.head(features)[:, 0]).cpu().double().numpy()
 
 
 def _load_head(source: str | Path, width: int) -> nn.Sequential:

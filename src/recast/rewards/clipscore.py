@@ -43,4 +43,4 @@ class ClipScore:
     ) -> NDArray[np.float64]:
         """Cosine of each image and its prompt."""
         found = self.clip.cosines(as_tensor(images, prompts), prompts, self.pixels, self.batch_size)
-        return found.double().cpu().numpy()
+        return found.cpu().double().numpy()

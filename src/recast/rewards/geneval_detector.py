@@ -64,8 +64,7 @@ class Detector:
                     # No score would exceed a threshold: every image would seem to contain no object.
                     raise RecastError("the output of geneval's detector is not finite: its checkpoint is damaged")
                 sizes = (tuple(pixels.shape[-2:]), inside, tuple(images.shape[-2:]))
-                for k, threshold in enumerate(thresholds[start : start + batch_size]):
-                    yield instances(classes[k], masks[k], *sizes, threshold)
+                yield from instances(classes, masks, *sizes, thresholds[start : start + batch_size])
 
 
 def load(source: str | Path, device: torch.device, offload: bool = False) -> Detector:
@@ -124,26 +123,35 @@ def instances(
     padded: tuple[int, ...],
     inside: tuple[int, ...],
     size: tuple[int, ...],
-    threshold: float,
-) -> Instances:
-    """Instances of an image from the logits of its queries: classes (Q, C + 1) and masks (Q, h, w).
+    thresholds: Sequence[float],
+) -> list[Instances]:
+    """Instances of B images from the logits of their queries: classes (B, Q, C + 1) and masks (B, Q, h, w).
 
     The logits of the masks are interpolated to the size of the padded input, cut to what is `inside` the padding and
     interpolated to the size of the image; a mask is where they are positive. The score is the probability of the class
-    times the mean probability inside the mask.
+    times the mean probability inside the mask. Values are read from the device for all images together.
     """
-    probabilities = classes.softmax(-1)[:, :-1]
-    chances, places = probabilities.flatten().topk(min(_MOST, probabilities.numel()))
-    above = chances > threshold  # a score is at most its chance, so the other masks are not needed
-    chances, places = chances[above], places[above]
-    queries, labels = places // probabilities.shape[1], places % probabilities.shape[1]
-    logits = _enlarged(masks[queries].unsqueeze(1), padded)[..., : inside[0], : inside[1]]
-    logits = _enlarged(logits, size)[:, 0]
-    found = logits > 0
-    scores = chances * ((logits.sigmoid() * found).sum((1, 2)) / (found.sum((1, 2)) + 1e-6))
+    probabilities = classes.softmax(-1)[..., :-1]
+    chances, places = probabilities.flatten(1).topk(min(_MOST, probabilities[0].numel()))
+    # A score is at most its chance, so the other masks are not needed. Chances are in descending order.
+    counts = (chances > torch.tensor(thresholds, device=chances.device).unsqueeze(1)).sum(1).tolist()
+    queries, labels = places // probabilities.shape[2], places % probabilities.shape[2]
+    parts = []
+    for k, count in enumerate(counts):
+        logits = _enlarged(masks[k, queries[k, :count]].unsqueeze(1), padded)[..., : inside[0], : inside[1]]
+        logits = _enlarged(logits, size)[:, 0]
+        found = logits > 0
+        scores = chances[k, :count] * ((logits.sigmoid() * found).sum((1, 2)) / (found.sum((1, 2)) + 1e-6))
+        parts.append((scores, labels[k, :count], found))
+    columns: list[Any] = [torch.cat(column).cpu().split(counts) for column in zip(*parts, strict=True)]
+    return [_above(*image) for image in zip(*columns, thresholds, strict=True)]
+
+
+def _above(scores: Tensor, labels: Tensor, masks: Tensor, threshold: float) -> Instances:
+    """Instances above the threshold, by descending score, without empty ones."""
     order = scores.sort(descending=True, stable=True).indices
-    order = order[(scores[order] > threshold) & found[order].flatten(1).any(1)]
-    return Instances(scores[order].cpu(), labels[order].cpu(), found[order].cpu())
+    order = order[(scores[order] > threshold) & masks[order].flatten(1).any(1)]
+    return Instances(scores[order], labels[order], masks[order])
 
 
 def _enlarged(logits: Tensor, size: tuple[int, ...]) -> Tensor:

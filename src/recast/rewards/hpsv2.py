@@ -71,7 +71,7 @@ class HPSv2:
     ) -> NDArray[np.float64]:
         """Cosine of each image and its prompt."""
         found = self.clip.cosines(as_tensor(images, prompts), prompts, pixels, self.batch_size)
-        return found.double().cpu().numpy()
+        return found.cpu().double().numpy()
 
 
 def pixels(images: Tensor) -> Tensor:

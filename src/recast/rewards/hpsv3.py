@@ -79,7 +79,7 @@ class HPSv3:
         with devices.visiting(self.model, self.device, self.offload):
             for start in range(0, len(prompts), self.batch_size):
                 part = slice(start, start + self.batch_size)
-                found[part] = self.model(**self._inputs(images[part], prompts[part])).double().cpu().numpy()
+                found[part] = self.model(**self._inputs(images[part], prompts[part])).cpu().double().numpy()
         wrong = np.flatnonzero(~np.isfinite(found))
         if wrong.size:  # NaN would be read as "does not apply"
             raise RecastError(f"hpsv3 overflows for the prompt {prompts[wrong[0]]!r}: use dtype bfloat16 or float32")

@@ -39,4 +39,4 @@ class PickScore:
     ) -> NDArray[np.float64]:
         """(e^s / 26)·cos for each image and its prompt."""
         found = self.clip.cosines(as_tensor(images, prompts), prompts, self.pixels, self.batch_size)
-        return self.scale * found.double().cpu().numpy()
+        return self.scale * found.cpu().double().numpy()

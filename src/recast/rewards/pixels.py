@@ -55,7 +55,8 @@ def _check(images: Tensor, prompts: Sequence[str]) -> None:
     if not images.numel():
         return
     low, high = images.flatten(1).amin(1), images.flatten(1).amax(1)
-    wrong = (~((low >= -_ROUNDING) & (high <= 1 + _ROUNDING))).nonzero().flatten().tolist()
+    right = ((low >= -_ROUNDING) & (high <= 1 + _ROUNDING)).tolist()  # the one value that is read from the device
+    wrong = [k for k, fine in enumerate(right) if not fine]
     if wrong:
         k = wrong[0]
         raise RecastError(

@@ -345,7 +345,7 @@ def _gradients(
         part = torch.tensor(images[start : start + size])
         clean = data.latents[part.to(device)]
         noise = start_noise(policy.latent_shape, seeds[start : start + size]).to(device)
-        condition = data.condition.rows(data.prompt[part].to(device))
+        condition = data.condition.rows(data.prompt[part])
         sigma = torch.full((len(part),), trainer.sigmas[t], device=device)
         x = (1 - sigma[0]) * clean + sigma[0] * noise
         with torch.no_grad():

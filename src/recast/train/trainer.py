@@ -199,7 +199,7 @@ class Trainer:
     def _terms(self, data: Rollout, chosen: Pairs, needed: passes.Needed) -> nft.Terms:
         """The loss of some pairs."""
         device, settings = data.latents.device, self.settings
-        condition = data.condition.rows(data.prompt[chosen.row].to(device))
+        condition = data.condition.rows(data.prompt[chosen.row])
         clean, noise = data.latents[chosen.row.to(device)], chosen.noise(self.policy.latent_shape).to(device)
         sigma, r = chosen.sigma.to(device), chosen.r.to(device)
         level = sigma.reshape(-1, *(1 for _ in self.policy.latent_shape))

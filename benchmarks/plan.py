@@ -1,6 +1,6 @@
-"""Memory that `recast plan` computes beside memory that a CPU process really takes, and the paper's hours.
+"""Memory that `recast plan` computes beside memory that a CPU process really takes, the paper's hours, and all models.
 
-    python benchmarks/plan.py
+    python benchmarks/plan.py [memory] [hours] [models]
 
 Three things run for real, in the code of the trainer and of the policy, with one thread: a micro-batch of training in
 the shapes world; one on SD3.5-Medium with two of its 24 blocks at their published widths, for images of 256 pixels and
@@ -8,7 +8,8 @@ with zeros for parameters, with and without checkpointing, in float32 and in bfl
 is what PyTorch's allocator holds at most (its profiler records every allocation) and, for the large ones, the peak of
 the resident memory of a process of its own in a second call; both without what was there before the call. The plan
 computes the same on the meta device. The paper's GPU-hours (App. E.2) are compared with the FLOPs of the recipes on an
-H200. Writes results/plan.json next to this file; about five minutes.
+H200. Last, the costs of every supported model at 512 pixels in bfloat16, the table of docs/guides/models.md. Writes
+results/plan.json next to this file; about ten minutes, all parts by default.
 """
 
 from __future__ import annotations
@@ -41,6 +42,16 @@ from recast.weigh import static
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 MEDIUM = "stabilityai/stable-diffusion-3.5-medium"
+MODELS = (
+    MEDIUM,
+    "stabilityai/stable-diffusion-3.5-large",
+    "black-forest-labs/FLUX.1-dev",
+    "black-forest-labs/FLUX.2-klein-base-4B",
+    "black-forest-labs/FLUX.2-klein-base-9B",
+    "Qwen/Qwen-Image",
+    "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers",
+    "Tongyi-MAI/Z-Image",
+)
 HOURS = {
     "warmup": ("sd35/warmup.yaml", "train", 68),
     "OCR training": ("sd35/ocr.yaml", "train", 37),
@@ -227,14 +238,45 @@ def hours() -> dict[str, dict[str, float]]:
     return found
 
 
+def models() -> dict[str, dict[str, float]]:
+    """Bytes and FLOPs of every model at 512 pixels in bfloat16, with adapters of rank 32."""
+    found = {}
+    settings = config.load(ROOT / "recipes/sd35/warmup.yaml").train
+    for name in MODELS:
+        policy = config.policy(model=name, dtype="bfloat16", resolution=512)
+        network = Network(policy)
+        pair, adapter = Network(policy).training(settings)
+        smaller = {
+            f"transformer, {kind}": Network(policy.model_copy(update={"quantize": kind})).parameters["transformer"]
+            for kind in ("int8", "nf4")
+        }
+        found[name] = {
+            "adapter parameters": adapter // 4,
+            **network.parameters,
+            **smaller,
+            "FLOPs of an evaluation": network.velocity.total,
+            "decoding": network.decoding.memory.at(1),
+            "pair": pair.memory["plain"].each,
+            "pair, checkpointing": pair.memory["checkpointed"].each,
+        }
+        facts = [f"{value / 2**30:.2f}" if value > 1e9 else f"{value:,.0f}" for value in found[name].values()]
+        print(name, *facts, f"{network.velocity.total / 1e12:.2f} TFLOP", flush=True)
+    return found
+
+
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write; the results of parts that are not asked for remain."""
     torch.set_num_threads(1)
     if sys.argv[1:2] == ["--one"]:
         print(json.dumps(one(sys.argv[2], Path(sys.argv[3]))))
         return
-    content = {"memory": memory(), "hours": hours()}
-    artifact.write(RESULTS / "plan.json", "recast.benchmark.plan", content)
+    parts: dict[str, Callable[[], Any]] = {"memory": memory, "hours": hours, "models": models}
+    path = RESULTS / "plan.json"
+    known = artifact.read(path, "recast.benchmark.plan") if path.exists() else {}
+    content = {key: value for key, value in known.items() if key not in ("format", "version")}
+    for name in sys.argv[1:] or parts:
+        content[name] = parts[name]()
+    artifact.write(path, "recast.benchmark.plan", content)
 
 
 if __name__ == "__main__":

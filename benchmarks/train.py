@@ -132,8 +132,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         trainer = make(Path(name), False)
         update = overhead(trainer)
-        shares = passes_of(Path(name))
         method, memory = epochs(Path(name))
+        shares = passes_of(Path(name))
     growth = memory[-1] - memory[2]
     print(f"a pair takes {update:.3f} of its bare passes; a ReCAST epoch {method:.3f} of a static one")
     print(f"memory after epoch 3: {memory[2]:.0f} MiB, after epoch {EPOCHS}: {memory[-1]:.0f} MiB")

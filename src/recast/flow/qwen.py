@@ -67,7 +67,8 @@ class QwenImagePolicy(PipelinePolicy):
 
     def blank_prompt(self) -> dict[str, Tensor]:
         """Embeddings without values, all of whose tokens count."""
-        return super().blank_prompt() | {"mask": torch.ones(self.text_tokens, dtype=torch.bool)}
+        count = self.text_tokens
+        return super().blank_prompt() | {"mask": torch.ones(count, dtype=torch.bool), "length": torch.tensor(count)}
 
     def predict(self, x: Tensor, level: Tensor, tensors: Mapping[str, Tensor], _guidance: float) -> Tensor:
         """The transformer's velocity."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from forked import Command
 from judging import Known, expected, make_run, two_runs, worths
 from recast.cli import app
 from recast.errors import RecastError
@@ -190,6 +191,27 @@ def test_the_cap_stops_new_calls_and_a_higher_one_goes_on(server: Server, tmp_pa
     assert CliRunner().invoke(app, command).exit_code == 0
     assert set(known.answered.values()) == {1}
     check(ours / "verdicts" / "static", expected(first, second))
+
+
+def test_the_cap_survives_kills(server: Server, tmp_path: Path) -> None:
+    ours, static, first, second = two_runs(tmp_path, 30)
+    Known(server)
+    server.delay = 0.3
+    command = ["judge", str(ours), str(static), "--base-url", server.url, "--model", "known", "--max-calls", "20"]
+    for kill in range(3):
+        process = Command([*command, "--concurrency", "8"], tmp_path / "printed")
+        asked = len(server.requests)
+        while process.running() and len(server.requests) < asked + 3:
+            time.sleep(0.01)
+        if kill < 2:
+            process.kill()
+    assert process.wait() == 2
+    assert 6 <= len(server.requests) <= 20  # three starts together; a kill may come between a record and its call
+    assert "20 calls in total" in process.stdout
+    server.delay = 0.0
+    assert CliRunner().invoke(app, command[:-2]).exit_code == 0
+    check(ours / "verdicts" / "static", expected(first, second))
+    assert load(ours / "verdicts" / "static").dropped == 0
 
 
 def test_dropped_pairs_stay_dropped_until_told_otherwise(server: Server, tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ class Judge(Endpoint):
         body: dict[str, Any] = {"model": self.settings.model, "messages": call.messages(), "temperature": 0}
         body |= {"max_tokens": self.settings.max_tokens} if self.settings.max_tokens else {}
         self.cap.take()
+        call.log.sent(call.key)
         try:
             reply = self.post("chat/completions", body, call.about)
             tokens = _tokens(reply)
@@ -153,6 +154,7 @@ class Judge(Endpoint):
         except RefusedError as error:
             self.cap.give_back()
             if not error.single:
+                call.log.failure(call.key, self.excerpt(str(error)), False, tokens)
                 raise
             call.log.refusal(call.key, self.excerpt(str(error)))
             self._drop(call, error)

@@ -238,6 +238,19 @@ def test_a_server_that_nobody_answers_for_is_given_up_and_asked_again_later(serv
     check(ours / "verdicts" / "static", expected(first, second))
 
 
+@pytest.mark.parametrize("reply", [("json", {"output": "A"}), "garbled"])
+def test_two_replies_of_another_interface_stop_the_stage(server: Server, tmp_path: Path, reply: object) -> None:
+    ours, static, first, second = two_runs(tmp_path, 40)
+    known = Known(server)
+    server.fault = lambda body: reply
+    with pytest.raises(RecastError, match="gave two replies that are no chat completions"):
+        stage.judge([stage.two(ours, static, None)], settings(server, concurrency=4), no_progress)
+    assert len(server.requests) <= 2 * 4
+    server.fault = known.fault
+    stage.judge([stage.two(ours, static, None)], settings(server), no_progress)
+    check(ours / "verdicts" / "static", expected(first, second))
+
+
 def test_a_filter_that_refuses_one_prompt_drops_its_pair_and_nothing_else(server: Server, tmp_path: Path) -> None:
     ours, static, first, second = two_runs(tmp_path, 10)
     known = Known(server)
@@ -321,7 +334,7 @@ def test_a_log_that_is_none_is_one_sentence(server: Server, tmp_path: Path) -> N
     for line in (
         "[]",
         '{"pair": 1}',
-        whole.split("\n")[0].replace('"A"', '"C"').replace('"B"', '"C"'),
+        next(line for line in whole.split("\n") if "answer" in line).replace('"A"', '"C"').replace('"B"', '"C"'),
         '{"pair": "x"}',
     ):
         log.write_text(f"{line}\n")

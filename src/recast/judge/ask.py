@@ -118,7 +118,7 @@ class Judge(Endpoint):
         super().__init__(settings.base_url, variable, retries=settings.tries - 1, **patience)
         if host in _VARIABLES and not self.key():
             raise RecastError(f"the environment variable {variable} is not set: set it to your key for {self.base}")
-        self.answered = self.row = 0
+        self.answered = self.row = self.useless = 0
         self.reason = ""
 
     def ask_all(self, calls: Sequence[Call], progress: Callable[[Any, int], Any]) -> None:
@@ -163,9 +163,19 @@ class Judge(Endpoint):
             if not error.billed:
                 self.cap.give_back()
             call.log.failure(call.key, self.excerpt(str(error)), error.billed, tokens)
+            self._require_use(error)
             raise
         call.log.answer(call.key, answer, tokens)
-        self.answered, self.row = self.answered + 1, 0
+        self.answered, self.row, self.useless = self.answered + 1, 0, 0
+
+    def _require_use(self, error: FailedError) -> None:
+        """Stop after two replies without an answer between them that are no chat completions: more only cost more."""
+        self.useless += bool(error.useless)
+        if error.useless and self.useless > 1:
+            raise RecastError(
+                f"{self.base} gave two replies that are no chat completions, which may have been billed: {error}; "
+                "check --base-url and --model"
+            )
 
     def _read(self, call: Call, reply: Any) -> Any:
         text, cut = self.text_of(reply)

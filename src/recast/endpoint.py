@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +31,7 @@ _PERHAPS_BILLED = (408, 500, 502, 504)  # retried, but an answer may have been m
 _BUSY = (429, 529)  # concern all requests, as does every status with a Retry-After header
 _LONGEST_MESSAGE = 2**16  # bytes of an error's body that are read
 _LONGEST_BACKOFF, _LONGEST_RETRY_AFTER = 60.0, 3600.0  # seconds
+_SAID = 10.0  # seconds from which on the user is told that the server asked to wait
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -232,6 +234,10 @@ class Endpoint:
     def _retry(self, queue: _Queue, number: int, tries: int, error: FailedError) -> None:
         """Put a failed item back into the queue; if the server is busy, hold the other items too."""
         seconds = 0.0 if isinstance(error, UnreadableError) else self.pause(max(0, tries - 1), error.wait)
+        if error.wait >= _SAID:
+            asked = f"{self.base} asks to wait {error.wait:.0f} s before the next request (Retry-After)"
+            limit = f"; waiting {seconds:.0f} s" if error.wait > seconds + 1 else ""
+            warnings.warn(asked + limit, stacklevel=2)
         if self._sleep is not None:
             self._sleep(seconds)
             seconds = 0.0

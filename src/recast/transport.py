@@ -44,7 +44,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class _Timed(io.RawIOBase):
-    """A socket's bytes until a deadline; a socket's own time limit holds for each read, so bytes that drip extend it."""
+    """A socket's bytes until a deadline; a socket's own time limit holds for each read, so a slow drip extends it."""
 
     def __init__(self, raw: Any, sock: socket.socket, deadline: float) -> None:
         self._raw, self._sock, self._deadline = raw, sock, deadline

@@ -142,7 +142,8 @@ def test_backoff_grows_and_obeys_the_server(server: Server, tmp_path: Path) -> N
     slept: list[float] = []
     server.script = [500, 500, ("after", 30), 500]
     client = api.Client(settings(server, backoff=1.0, retries=5), sleep=slept.append)
-    api.fetch(client, store.Store(tmp_path, {}), TASKS[:1], no_progress)
+    with pytest.warns(UserWarning, match="asks to wait 30 s"):
+        api.fetch(client, store.Store(tmp_path, {}), TASKS[:1], no_progress)
     assert 1 <= slept[0] <= 2 <= slept[1] <= 4
     assert slept[2] == 30
     assert 8 <= slept[3] <= 16

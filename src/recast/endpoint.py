@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import email.utils
 import http.client
 import json
@@ -17,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from heapq import heappop, heappush
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -111,9 +113,17 @@ class Endpoint:
         return key
 
     def redact(self, text: str) -> str:
-        """A text in which the key is replaced by "[key]", also where it is escaped once or twice."""
+        """A text in which the key is replaced by "[key]", also escaped, in base64, in hex and in other case."""
         key = self.key()
-        return re.sub(r"\\*".join(map(re.escape, key)), "[key]", text) if key else text
+        return _forms(key).sub("[key]", text) if key else text
+
+    def redacted(self, value: Any) -> Any:
+        """A JSON value without the key in any of its texts: after parsing, nothing hides behind an escape."""
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, Mapping):
+            return {self.redacted(name): self.redacted(each) for name, each in value.items()}
+        return [self.redacted(each) for each in value] if isinstance(value, list) else value
 
     def excerpt(self, text: str | bytes, length: int = 200) -> str:
         """The beginning of a server's answer in one line, without the key."""
@@ -303,6 +313,24 @@ def _is_plain(url: str) -> bool:
         plain = not (parts.username or parts.password or parts.query or parts.fragment)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and plain and parts.port != 0
     return False
+
+
+@lru_cache(maxsize=4)
+def _forms(key: str) -> re.Pattern[str]:
+    """All forms of a key that are cheap to find: as it is or escaped (JSON, URL, HTML), in base64 and in hex."""
+    escaped = []
+    for letter in key:
+        code = f"{ord(letter):02x}"
+        ways = [re.escape(letter), rf"u00{code}", rf"x{code}", f"%{code}", f"&#{ord(letter)};", f"&#x{code};"]
+        escaped.append(rf"\\*(?:{'|'.join(ways)})")
+    content = key.encode()
+    forms = ["".join(escaped), r"[\s:]*".join(f"{byte:02x}" for byte in content)]
+    for before in range(3):  # the place of the key in the encoded text, modulo 3; letters shared with others are left
+        text = base64.b64encode(b"\0" * before + content).decode().rstrip("=")
+        whole = len(content) + before
+        inner = text[(0, 2, 3)[before] : len(text) - (1 if whole % 3 else 0)]
+        forms.append(re.escape(inner).replace(r"\+", "[+-]").replace("/", "[/_]"))
+    return re.compile("|".join(forms if len(key) >= 8 else forms[:1]), re.IGNORECASE)  # short ones would be anywhere
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None] | None:

@@ -1,5 +1,6 @@
 """The whole stage against a judge on loopback whose preference, bias and faults are known."""
 
+import base64
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +117,30 @@ def test_a_key_that_the_server_repeats_is_nowhere_to_be_found(server: Server, tm
     with pytest.raises(RecastError, match="refused the pair of the prompt .* with status 401") as refusal:
         stage.judge([stage.two(ours, static, tmp_path / "b")], settings(server, concurrency=1), no_progress)
     _no_key(tmp_path, str(refusal.value))
+
+
+@pytest.mark.parametrize("form", ["\\u escapes", "upper case", "base64", "base64 within", "hex", "percent", "twice"])
+def test_a_key_in_another_form_is_nowhere_to_be_found(server: Server, tmp_path: Path, form: str) -> None:
+    ours, static, *_ = two_runs(tmp_path, 2)
+    plain = Known(server).answer
+    shown = {
+        "\\u escapes": "".join(f"\\u{ord(letter):04x}" for letter in KEY),
+        "upper case": json.dumps(KEY.upper())[1:-1],
+        "base64": base64.b64encode(KEY.encode()).decode(),
+        "base64 within": base64.b64encode(f"key={KEY};".encode()).decode(),
+        "hex": KEY.encode().hex(),
+        "percent": urllib.parse.quote(KEY, safe=""),
+        "twice": "".join(f"\\\\u{ord(letter):04x}" for letter in KEY),
+    }[form]
+    server.answer = lambda body: plain(body).replace("as above", shown)
+    server.script = [("chat", {"message": {"content": f'{{"better_response": "{shown}"}}'}})]
+    stage.judge([stage.two(ours, static, None)], settings(server), no_progress)
+    log = (ours / "verdicts" / "static" / "calls.jsonl").read_text()
+    assert log.count("[key]") >= 5  # four answers and the one that could not be read
+    written = [path.read_bytes().decode("utf-8", "replace").lower() for path in ours.rglob("*.json*")]
+    assert not [text for text in written if shown.lower() in text or KEY.lower() in text]
+    if form == "base64 within":
+        assert shown[6:-4].lower() not in log.lower()
 
 
 def test_a_question_is_one_turn_with_the_rubric_the_prompt_and_both_pictures(server: Server, tmp_path: Path) -> None:

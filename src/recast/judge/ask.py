@@ -182,9 +182,9 @@ class Judge(Endpoint):
         if cut:
             raise UnreadableError(f"the answer was cut at the token limit: {self.excerpt(text)!r}")
         try:
-            return call.read(self.redact(text))
+            return self.redacted(call.read(text))
         except Exception as error:  # no answer of a model may stop the other calls
-            raise UnreadableError(f"{error}: {self.excerpt(text)!r}") from None
+            raise UnreadableError(f"{self.excerpt(str(error))}: {self.excerpt(text)!r}") from None
 
     def _drop(self, call: Call, error: RecastError) -> None:
         """Leave a call without an answer; after many in a row the server is considered down."""

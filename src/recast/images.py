@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ from recast.errors import RecastError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SUFFIXES", "UndecodableError", "inspect", "to_array", "to_png"]
+__all__ = ["SUFFIXES", "UndecodableError", "inspect", "read", "to_array", "to_png"]
 
 SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp"}
 """File suffix of every supported image format."""
@@ -41,6 +42,19 @@ def inspect(content: bytes, smallest: int, what: str) -> tuple[str, int, int]:
     if min(width, height) < smallest:
         raise RecastError(f"{what} is {width}×{height} pixels, below the minimum of {smallest} pixels per side")
     return suffix, width, height
+
+
+def read(path: Path, remedy: str) -> bytes:
+    """The content of an image file, checked to be one; an error that ends with `remedy` if it is not."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RecastError(f"{path} cannot be read: {error.strerror or error}: {remedy}") from error
+    try:
+        inspect(content, 1, str(path))
+    except RecastError as error:
+        raise RecastError(f"{error}: {remedy}") from error
+    return content
 
 
 def to_png(image: Tensor) -> bytes:

@@ -397,6 +397,25 @@ def test_two_processes_never_pay_for_the_same_pairs(server: Server, tmp_path: Pa
     assert "another recast judge is writing" in result.output
 
 
+@pytest.mark.parametrize("way", ["parent", "absolute", "link", "text", "number"])
+def test_only_images_inside_the_run_are_uploaded(server: Server, tmp_path: Path, way: str) -> None:
+    ours, static, *_ = two_runs(tmp_path, 2)
+    secret = tmp_path / "private.txt"
+    secret.write_text("the secret diary")
+    rows, image = static / "scores" / "scores.jsonl", static / "scores" / "images" / "00001.png"
+    named = {"parent": "../../private.txt", "absolute": str(secret), "number": 7}.get(way, "images/00001.png")
+    rows.write_text(rows.read_text().replace('"images/00001.png"', json.dumps(named)))
+    if way in ("link", "text"):
+        image.unlink()
+        image.symlink_to(secret) if way == "link" else image.write_bytes(secret.read_bytes())
+    sentence = "cannot be decoded as an image" if way == "text" else "must lie in .*scores; folders of others"
+    Known(server)
+    with pytest.raises(RecastError, match=sentence):
+        stage.judge([stage.two(ours, static, None)], settings(server), no_progress)
+    sent = json.dumps([request["body"] for request in server.requests])
+    assert base64.b64encode(b"the secret diary").decode()[:12] not in sent
+
+
 def test_a_folder_of_runs_is_judged_pair_by_matched_pair(server: Server, tmp_path: Path) -> None:
     first, second = worths(8)
     for seed in (0, 1):

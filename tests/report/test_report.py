@@ -225,3 +225,24 @@ def test_the_verb(runs: Path, tmp_path: Path) -> None:
     bad = call(tmp_path / "nowhere")
     assert bad.exit_code == 2
     assert "is not a folder of runs" in bad.output
+
+
+def test_a_method_is_a_name_and_images_lie_in_their_run(runs: Path, tmp_path: Path) -> None:
+    manifest = runs / "row-0-0/scores/manifest.json"
+    good = manifest.read_text()
+    for name in ("../../../up", "", "a/b", "..", 7):
+        manifest.write_text(good.replace('"row"', json.dumps(name)))
+        with pytest.raises(RecastError, match="row-0-0/scores/manifest.json: run.method must be a name of letters"):
+            stage.report([runs], tmp_path / "out")
+    manifest.write_text(good)
+    rows = runs / "row-0-0/scores/scores.jsonl"
+    whole = rows.read_text()
+    for file in ("../../gains.json", "/etc/passwd", None, ".", "x" * 5000, "a\0b"):
+        rows.write_text(whole.replace('"images/3.png"', json.dumps(file)))
+        with pytest.raises(RecastError, match=r"scores.jsonl: the file .* must lie in .*row-0-0/scores"):
+            stage.report([runs], tmp_path / "out")
+    rows.write_text(whole)
+    (runs / "row-0-0/scores/images/3.png").write_text("no image")
+    with pytest.raises(RecastError, match=r"images/3.png cannot be decoded as an image: .*: run recast evaluate again"):
+        stage.report([runs], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

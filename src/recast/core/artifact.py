@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,22 @@ import numpy as np
 
 from recast.errors import RecastError
 
-__all__ = ["array", "field", "mapping", "plain", "read", "read_rows", "write", "write_bytes", "write_text"]
+__all__ = [
+    "array",
+    "field",
+    "inside",
+    "mapping",
+    "plain",
+    "read",
+    "read_rows",
+    "slug",
+    "write",
+    "write_bytes",
+    "write_text",
+]
 
 _VERSION = 1
+_SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 
 def write(path: str | Path, format: str, fields: Mapping[str, Any], version: int = _VERSION) -> Path:
@@ -98,6 +112,25 @@ def array(content: Mapping[str, Any], key: str, path: str | Path, ndim: int) -> 
     if values.ndim != ndim:
         raise RecastError(f"{path}: the field {key!r} must have {ndim} axes, not {values.ndim}")
     return values
+
+
+def slug(value: Any, what: str, path: str | Path) -> str:
+    """A name that may become part of a file name; an error if it has anything but letters, digits and . _ + -."""
+    if not isinstance(value, str) or not _SLUG.fullmatch(value):
+        raise RecastError(f"{path}: {what} must be a name of letters, digits and . _ + -, not {value!r:.200}")
+    return value
+
+
+def inside(folder: Path, file: Any, path: str | Path) -> Path:
+    """The file that a row of an artifact names relative to `folder`; an error if it lies outside, links followed."""
+    try:
+        found = folder / file
+        found.exists()  # raises if the name is too long
+        if found.resolve().is_relative_to(folder.resolve()) and found.resolve() != folder.resolve():
+            return found
+    except (TypeError, ValueError, OSError, RuntimeError):  # no text, a null byte, a name too long, a circle of links
+        pass
+    raise RecastError(f"{path}: the file {file!r:.200} must lie in {folder}; folders of others may name anything")
 
 
 def plain(value: Any) -> Any:

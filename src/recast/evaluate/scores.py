@@ -94,6 +94,10 @@ class Scores:
         """All rewards, the trained ones first; the rows of `values`."""
         return (*self.trained, *self.held_out)
 
+    def image(self, number: int) -> Path:
+        """The file of an image, which lies in `folder`."""
+        return artifact.inside(self.folder, self.images[number].get("file"), self.folder / "scores.jsonl")
+
     def images_hash(self) -> str:
         """SHA-256 of what decides the images: the settings they were made with, their prompts and seeds."""
         content = json.dumps([dict(self.settings), self.prompts_and_seeds], sort_keys=True)
@@ -132,6 +136,7 @@ class Scores:
         method, budget, seed = (
             artifact.field(run, key, path / "manifest.json") for key in ("method", "budget", "seed")
         )
+        artifact.slug(method, "run.method", path / "manifest.json")
         trained, held_out = (tuple(artifact.field(manifest, key, path)) for key in ("trained", "held_out"))
         rows = artifact.read_rows(path / "scores.jsonl", "recast evaluate")
         try:

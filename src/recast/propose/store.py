@@ -131,7 +131,9 @@ def read_manifest(folder: Path) -> dict[str, list[Path]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            file, prompt = folder / row["file"], str(row["prompt"])
+            file, prompt = artifact.inside(folder, row["file"], f"{path}, line {number}"), str(row["prompt"])
+        except RecastError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise RecastError(f"{path}, line {number}: a line must have prompt and file ({error!r})") from error
         if not file.is_file():

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import recast
-from recast import GainCurves, WeightMatrix, config, evaluate
+from recast import GainCurves, WeightMatrix, config, evaluate, lock
 from recast.cli import app
 from recast.core import schedule
 from recast.core.effects import Effects
@@ -466,3 +466,37 @@ def test_a_run_killed_at_any_file_ends_with_the_same_files(recipe: Path, tmp_pat
     assert "report/index.html" in found["calm"]
     assert found["calm"].keys() == found["killed"].keys()
     assert [name for name in found["calm"] if found["calm"][name] != found["killed"][name]] == []
+
+
+@pytest.mark.parametrize(
+    ("methods", "seeds", "budgets", "said"),
+    [
+        (["static", "static"], [0], [{"detail": 1.0}], "method static, seed 0"),
+        (["static"], [0, 1, 0], [{"detail": 1.0}], "method static, seed 0"),
+        (["static"], [0], [{"detail": 1.0}, {"detail": 1.0}], "method static, seed 0"),
+        (["static"], [0], [{"detail": 1.0}, {"detail": 1.0000001}], r"budgets \{'detail': 1.0\} and"),
+    ],
+)
+def test_two_policies_in_one_folder_are_refused(
+    methods: Any, seeds: list[int], budgets: list[dict[str, float]], said: str, tmp_path: Path
+) -> None:
+    settings = config.Recipe.model_validate({"rewards": {"detail": {}}})
+    with pytest.raises(RecastError, match=rf"two policies would be trained in .*static-s0 \({said}"):
+        planning.jobs_of(settings, tmp_path, methods, seeds, budgets)
+
+
+def test_two_processes_do_not_train_evaluate_run_or_report_in_one_folder(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for name, arguments, doing in (
+        (".train.lock", ["train", str(recipe), "weigh.method=static"], "training"),
+        ("scores/.lock", ["evaluate", str(recipe), "--base"], "evaluating"),
+        ("proposals/.lock", ["propose", str(recipe)], "making proposals"),
+        (".run.lock", ["run", str(recipe)], "running a recipe"),
+    ):
+        with lock.alone(out / name, "testing"):
+            before = sorted(path for path in out.rglob("*") if path.is_file() and path.name != "settings.json")
+            result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
+            after = sorted(path for path in out.rglob("*") if path.is_file() and path.name != "settings.json")
+        assert (result.exit_code, before) == (2, after)
+        assert f"is {doing} in {out}" in result.stderr
+        assert result.stderr.count("\n") == 1

@@ -7,9 +7,12 @@ differs between two identical runs. It is written under a temporary name and the
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
+import socket
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,13 +29,18 @@ __all__ = [
     "plain",
     "read",
     "read_rows",
+    "running",
     "slug",
+    "sweep",
     "write",
     "write_bytes",
     "write_text",
 ]
 
 _VERSION = 1
+_HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
+_TEMPORARY = re.compile(r"\.(?:.*\.(?P<host>[0-9a-f]{8})\.(?P<pid>\d{1,9})\.tmp|clock-(?P<probe>\d{1,9})-\d+)")
+"""Names of temporary files, which end with their machine and process."""
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 
@@ -53,19 +61,48 @@ def write_text(path: str | Path, text: str) -> Path:
 
 def write_bytes(path: str | Path, content: bytes) -> Path:
     """Write a file atomically, following symbolic links, and return the path."""
-    target = Path(path).resolve()
+    try:
+        target = Path(path).resolve()
+    except (OSError, RuntimeError) as error:  # a circle of links
+        raise RecastError(f"{path}: cannot be written: {error}") from error
     if target.exists() and not target.is_file():
         raise RecastError(f"{path}: cannot be written: it is a folder or a device, not a file")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{_HOST}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content)
         os.replace(temporary, target)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise RecastError(f"{path}: cannot be written: {error.strerror or error}") from error
+        if not isinstance(error, OSError):
+            raise
+        need = f" ({len(content):,} bytes)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise RecastError(f"{path}: cannot be written{need}: {error.strerror or error}") from error
     return Path(path)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the temporary files that processes of this machine have left in a folder because they were killed."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(".*"):
+            found = _TEMPORARY.fullmatch(path.name)
+            host, pid = (found["host"] or _HOST, found["pid"] or found["probe"]) if found else ("", "")
+            if host == _HOST and not running(int(pid)):
+                path.unlink(missing_ok=True)
+
+
+def running(pid: int) -> bool:
+    """Whether a process of this machine is running, as far as can be known."""
+    if os.name == "nt":  # where signal 0 is Ctrl-C
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def read(path: str | Path, format: str, newest: int = _VERSION) -> dict[str, Any]:

@@ -20,7 +20,7 @@ Key = tuple[int, int, str]
 
 
 class Log:
-    """calls.jsonl of one comparison: answers, failures and tokens; only one process may write it.
+    """calls.jsonl of one comparison: answers, failures and tokens; its folder must be locked (`recast.lock`).
 
     An incomplete last line, as a kill leaves it, is removed and its call is made again. `failed` counts the attempts of
     a call that may have been billed, `gone` are the calls that will not be made again. Failures after the last answer
@@ -33,7 +33,6 @@ class Log:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
-            _claim(self._file.fileno(), path)
             self._file.seek(0)
             whole = self._file.read().rpartition(b"\n")
             self._file.truncate(len(whole[0]) + len(whole[1]))
@@ -120,22 +119,10 @@ class Log:
         return sum(each["tokens"][0] for each in self.records), sum(each["tokens"][1] for each in self.records)
 
     def close(self) -> None:
-        """Close the file and release its lock."""
+        """Close the file."""
         with suppress(OSError):  # a failed write has been reported already
             self._file.close()
 
 
 def _key(record: Mapping[str, Any]) -> Key:
     return int(record["pair"]), int(record["order"]), str(record["about"])
-
-
-def _claim(descriptor: int, path: Path) -> None:
-    """Lock the file, so that two processes never pay for the same calls; a killed process releases the lock."""
-    try:
-        import fcntl
-    except ImportError:  # not available on Windows
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise RecastError(f"another recast judge is writing {path}: wait for it, or choose another --out") from None

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from recast import evaluate, identity, images
+from recast import evaluate, identity, images, lock
 from recast.core import artifact
 from recast.errors import RecastError
 from recast.evaluate import Scores
@@ -137,9 +137,10 @@ def judge(comparisons: Sequence[Comparison], settings: Settings, progress: Progr
     StaleError if a folder contains verdicts of another judge, rubric or run. All answers received are kept.
     """
     rubric, server = protocol.rubric(settings.rubric), Judge(settings)
-    for each in comparisons:
-        _claim(each, settings, rubric)
     with ExitStack() as stack:
+        for each in comparisons:
+            stack.enter_context(lock.alone(each.folder / ".lock", f"judging in {each.folder}"))
+            _claim(each, settings, rubric)
         logs = [Log(each.folder / "calls.jsonl", forget) for each in comparisons]
         for log in logs:
             stack.callback(log.close)

@@ -58,9 +58,11 @@ def read(path: Path, remedy: str) -> bytes:
 
 
 def to_png(image: Tensor) -> bytes:
-    """PNG file of an image (3, H, W) with values in [0, 1]."""
+    """PNG file of an image (3, H, W) with values in [0, 1]; an error if they are not finite, which would be black."""
     from PIL import Image
 
+    if not bool(image.isfinite().all()):
+        raise RecastError("an image has pixels that are not finite: the policy or its adapter is broken")
     levels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     buffer = io.BytesIO()
     Image.fromarray(levels).save(buffer, "PNG")

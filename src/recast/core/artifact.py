@@ -77,8 +77,8 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
             temporary.unlink()
         if not isinstance(error, OSError):
             raise
-        need = f" ({len(content):,} bytes)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise RecastError(f"{path}: cannot be written{need}: {error.strerror or error}") from error
+        need = f" ({len(content):,} bytes are needed)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise RecastError(f"{path}: cannot be written: {error.strerror or error}{need}") from error
     return Path(path)
 
 

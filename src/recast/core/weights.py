@@ -127,10 +127,12 @@ class WeightMatrix:
             )
         if not (np.isfinite(self.matrix).all() and (self.matrix >= 0).all()):
             raise RecastError("W must be finite and non-negative")
+        if not (np.isfinite(self.budget).all() and (self.budget >= 0).all() and abs(self.budget.sum() - 1) < 1e-6):
+            raise RecastError(f"the budget must be shares that sum to 1, not {self.budget.tolist()}")
         matched = control_of(self.method)[0] == "matched"
         sums, wanted = (self.matrix.sum(0), self.nu) if matched else (self.matrix.sum(1), self.budget)
         off = float(np.abs(sums - wanted).max())
-        if off > 1e-6:
+        if not off <= 1e-6:
             what = "columns of W by method 'matched' must sum to nu" if matched else "rows of W must sum to the budget"
             raise RecastError(f"the {what}, but one is off by {off:.3g}")
         if (self.matrix.max(axis=0)[self.nu == 0] > 1e-9).any():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,12 +22,22 @@ from torch.nn import Parameter
 from recast.errors import RecastError
 from recast.flow.sharded import like, whole
 
-__all__ = ["FILE", "Adapters", "Who"]
+__all__ = ["FILE", "Adapters", "Who", "require_finite"]
 
 FILE = "pytorch_lora_weights.safetensors"
 """The file name under which diffusers looks for adapters."""
 Who = Literal["default", "old", "base"]
 """The trained adapter, the old policy's adapter, or the base without adapters."""
+
+
+def require_finite(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Raise if a tensor of a file has values that are not finite, which would turn into black images."""
+    bad = [name for name, each in tensors.items() if each.is_floating_point() and not bool(torch.isfinite(each).all())]
+    if bad:
+        raise RecastError(
+            f"{path}: {len(bad)} of {len(tensors)} tensors have values that are not finite, the first is {bad[0]}: "
+            "use a checkpoint from before the training diverged"
+        )
 
 
 class Adapters:
@@ -192,6 +202,7 @@ class Adapters:
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, ValueError) as error:
             raise RecastError(f"{path}: the adapter file cannot be read: {error}") from error
+        require_finite(state, path)
         mine = self.transformer.peft_config[who]
         for key, value in (("r", mine.r), ("lora_alpha", mine.lora_alpha)):
             found = metadata.get(f"transformer.{key}")

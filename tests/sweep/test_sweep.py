@@ -296,14 +296,15 @@ def test_a_warmup_is_trained_once_and_its_policies_count_on_from_it(recipe: Path
     assert "it was renamed to sinkhorn-s0.stale-2" in said[1]
 
 
-def test_jobs_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    """kill −9 of `recast run` must not leave a training behind that a second start would collide with."""
+@pytest.mark.parametrize("variable", ["RECAST_PARENT", "TORCHELASTIC_RUN_ID"])
+def test_jobs_end_with_the_process_that_started_them(tmp_path: Path, variable: str) -> None:
+    """kill −9 of `recast run` or of torchrun must not leave a training that a second start would collide with."""
     script = (
         "import os, sys, time, threading\n"
         "from recast.sweep import workers\n"
         "if len(sys.argv) == 1:\n"
         "    import subprocess\n"
-        "    os.environ[workers.PARENT] = str(os.getpid())\n"
+        f"    os.environ[{variable!r}] = str(os.getpid())\n"
         "    child = subprocess.Popen([sys.executable, __file__, 'job'])\n"
         "    print(child.pid, flush=True)\n"
         "else:\n"

@@ -68,7 +68,7 @@ class _Timed(io.RawIOBase):
 class _Response(http.client.HTTPResponse):
     def __init__(self, sock: socket.socket, *arguments: Any, deadline: float, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
-        self.fp = io.BufferedReader(_Timed(self.fp.detach(), sock, deadline))  # type: ignore[attr-defined]
+        self.fp = io.BufferedReader(_Timed(self.fp.detach(), sock, deadline))
 
 
 class _Deadline:
@@ -77,22 +77,22 @@ class _Deadline:
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         deadline = time.monotonic() + float(options["timeout"])
-        self.response_class = functools.partial(_Response, deadline=deadline)
+        self.response_class: Any = functools.partial(_Response, deadline=deadline)
 
 
-class _Plain(_Deadline, http.client.HTTPConnection):
+class _Plain(_Deadline, http.client.HTTPConnection):  # type: ignore[misc]  # an instance has a class of its own
     pass
 
 
-class _Secure(_Deadline, http.client.HTTPSConnection):
+class _Secure(_Deadline, http.client.HTTPSConnection):  # type: ignore[misc]
     pass
 
 
 class _HTTP(urllib.request.HTTPHandler):
     def http_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(_Plain, req)  # type: ignore[arg-type]
+        return self.do_open(_Plain, req)
 
 
 class _HTTPS(urllib.request.HTTPSHandler):
     def https_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(_Secure, req)  # type: ignore[arg-type]
+        return self.do_open(_Secure, req)

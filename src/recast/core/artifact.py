@@ -161,7 +161,7 @@ def slug(value: Any, what: str, path: str | Path) -> str:
 def inside(folder: Path, file: Any, path: str | Path) -> Path:
     """The file that a row of an artifact names relative to `folder`; an error if it lies outside, links followed."""
     try:
-        found = folder / file
+        found = folder / Path(file)
         found.exists()  # raises if the name is too long
         if found.resolve().is_relative_to(folder.resolve()) and found.resolve() != folder.resolve():
             return found

@@ -80,11 +80,11 @@ class _Deadline:
         self.response_class: Any = functools.partial(_Response, deadline=deadline)
 
 
-class _Plain(_Deadline, http.client.HTTPConnection):  # type: ignore[misc]  # an instance has a class of its own
+class _Plain(_Deadline, http.client.HTTPConnection):
     pass
 
 
-class _Secure(_Deadline, http.client.HTTPSConnection):  # type: ignore[misc]
+class _Secure(_Deadline, http.client.HTTPSConnection):
     pass
 
 

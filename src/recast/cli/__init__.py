@@ -34,6 +34,10 @@ from recast.sweep.workers import PARENT, end_with_parent
 __all__ = ["app", "main"]
 
 
+_NO_MEMORY = ("allocate memory", "not enough memory", "out of memory")
+"""In torch's messages about a lack of memory, which are plain runtime errors on a CPU."""
+
+
 class _Group(TyperGroup):
     """Prints a `RecastError` as one sentence with exit code 2, and warnings as plain lines."""
 
@@ -45,6 +49,12 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except RecastError as error:
             print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except (MemoryError, RuntimeError) as error:
+            text = " ".join(str(error).split())
+            if not isinstance(error, MemoryError) and not any(words in text for words in _NO_MEMORY):
+                raise
+            print(f"error: there is not enough memory ({text:.300}): choose smaller settings", file=sys.stderr)
             raise typer.Exit(2) from None
 
 

@@ -63,9 +63,10 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
     """Write a file atomically, following symbolic links, and return the path."""
     try:
         target = Path(path).resolve()
-    except (OSError, RuntimeError) as error:  # a circle of links
-        raise RecastError(f"{path}: cannot be written: {error}") from error
-    if target.exists() and not target.is_file():
+        taken = target.exists() and not target.is_file()
+    except (OSError, RuntimeError) as error:  # a name too long, a circle of links
+        raise RecastError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    if taken:
         raise RecastError(f"{path}: cannot be written: it is a folder or a device, not a file")
     temporary = target.with_name(f".{target.name}.{_HOST}.{os.getpid()}.tmp")
     try:
@@ -108,7 +109,9 @@ def running(pid: int) -> bool:
 def read(path: str | Path, format: str, newest: int = _VERSION) -> dict[str, Any]:
     """Fields of an artifact up to the version `newest`; a RecastError if the file is not one of the given format."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(
+            Path(path).read_text(encoding="utf-8"), object_pairs_hook=_distinct, parse_constant=_no_constant
+        )
     except OSError as error:
         raise RecastError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, absurd numbers, absurd nesting
@@ -122,6 +125,19 @@ def read(path: str | Path, format: str, newest: int = _VERSION) -> dict[str, Any
             f"{path}: version {content.get('version')!r} of {format} is not the version {known} this package reads"
         )
     return content
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; an error if it has a key twice, since which one counts is not to be guessed."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} appears twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def field(content: Mapping[str, Any], key: str, path: str | Path) -> Any:
@@ -143,12 +159,20 @@ def array(content: Mapping[str, Any], key: str, path: str | Path, ndim: int) -> 
     """One numeric field as a float64 array with `ndim` axes; null becomes NaN."""
     written = field(content, key, path)
     try:
+        if not _numbers(written):
+            raise TypeError("a text or a truth value is no number")
         values = np.asarray(written, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RecastError(f"{path}: the field {key!r} is not a number or a rectangular array of numbers") from error
     if values.ndim != ndim:
         raise RecastError(f"{path}: the field {key!r} must have {ndim} axes, not {values.ndim}")
     return values
+
+
+def _numbers(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_numbers, value))
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 def slug(value: Any, what: str, path: str | Path) -> str:
@@ -191,11 +215,16 @@ def read_rows(path: Path, maker: str) -> list[dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise RecastError(f"{path}: cannot be read: {error.strerror or error}; run {maker} first") from error
+    except UnicodeDecodeError as error:
+        raise RecastError(f"{path}: not UTF-8 text ({error.reason}); run {maker} again") from error
     rows = []
     lines = text.removesuffix("\n").split("\n") if text else []  # a prompt may contain other line separators
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except ValueError as error:
+            row = json.loads(line, object_pairs_hook=_distinct)
+            if not isinstance(row, dict):
+                raise ValueError("a row must be an object")
+            rows.append(row)
+        except (ValueError, RecursionError) as error:
             raise RecastError(f"{path}, line {number}: not valid JSON ({error})") from error
     return rows

@@ -35,10 +35,13 @@ def inspect(content: bytes, smallest: int, what: str) -> tuple[str, int, int]:
         with Image.open(io.BytesIO(content)) as image:
             image.load()
             suffix, (width, height) = SUFFIXES.get(image.format or ""), image.size
+            frames = getattr(image, "n_frames", 1)
     except Exception as error:  # PIL raises many kinds for a broken file
         raise UndecodableError(f"{what} cannot be decoded as an image: {error}") from error
     if suffix is None:
         raise RecastError(f"{what} has the format {image.format}; supported formats are {', '.join(SUFFIXES)}")
+    if frames > 1:
+        raise RecastError(f"{what} is an animation of {frames} images; only single images are supported")
     if min(width, height) < smallest:
         raise RecastError(f"{what} is {width}×{height} pixels, below the minimum of {smallest} pixels per side")
     return suffix, width, height

@@ -1,6 +1,7 @@
 """Finding rewards by name, and scoring with several at once."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +206,11 @@ def test_a_reward_that_exits_is_an_error_and_no_success(tmp_path: Path, monkeypa
     base.load("reading:Score")
     assert sys.path[0] == str(tmp_path)  # as the user has set it
     assert sys.path.count(str(tmp_path)) == 1
+
+
+def test_a_reward_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_PATIENCE", 0.05)
+    with pytest.warns(
+        UserWarning, match="the reward 'slow' has been scoring one batch for 0.05 s: still waiting for it"
+    ):
+        base.score({"slow": lambda *_: time.sleep(0.3) or [1.0]}, torch.zeros(1, 3, 8, 8), ["a cat"])  # type: ignore[dict-item]

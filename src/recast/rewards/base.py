@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from recast import objects
 from recast.errors import RecastError
+from recast.progress import waiting
 from recast.rewards.pixels import Images, as_tensor
 
 if TYPE_CHECKING:
@@ -327,7 +328,8 @@ def _scores(
 ) -> NDArray[np.float64]:
     """Scores (B,) of one reward, checked."""
     try:
-        values = np.asarray(reward(images, prompts, metadata), dtype=np.float64)
+        with waiting(f"the reward {name!r}"):
+            values = np.asarray(reward(images, prompts, metadata), dtype=np.float64)
     except (Exception, SystemExit) as error:
         first = prompts[0] if prompts else ""
         raise RecastError(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from recast import progress
 from recast.errors import RecastError
 from recast.rewards import NAMES, base, load, positive, score
 from recast.rewards.imagereward import ImageReward
@@ -209,8 +210,7 @@ def test_a_reward_that_exits_is_an_error_and_no_success(tmp_path: Path, monkeypa
 
 
 def test_a_reward_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_PATIENCE", 0.05)
-    with pytest.warns(
-        UserWarning, match="the reward 'slow' has been scoring one batch for 0.05 s: still waiting for it"
-    ):
-        base.score({"slow": lambda *_: time.sleep(0.3) or [1.0]}, torch.zeros(1, 3, 8, 8), ["a cat"])  # type: ignore[dict-item]
+    monkeypatch.setattr(progress, "PATIENCE", 0.05)
+    slow: Any = lambda *_: time.sleep(0.3) or [1.0]  # noqa: E731
+    with pytest.warns(UserWarning, match="the reward 'slow' has been running for 0.05 s: still waiting for it"):
+        base.score({"slow": slow}, torch.zeros(1, 3, 8, 8), ["a cat"])

@@ -73,7 +73,7 @@ def alone(path: Path, doing: str) -> Iterator[None]:
     """Hold the lock file `path` during the block; RecastError if another process does what `doing` says.
 
     Of the processes of a launcher, the first one holds it for all of them. Temporary files that killed processes have
-    left beside the lock are removed.
+    left beside the lock, or in a folder there, are removed.
     """
     if processes.RANK > 0:
         yield
@@ -83,7 +83,8 @@ def alone(path: Path, doing: str) -> Iterator[None]:
         handle = _take(path, doing)
     except OSError as error:
         raise RecastError(f"{path.parent}: cannot be locked: {error.strerror or error}") from error
-    artifact.sweep(path.parent)
+    for folder in (path.parent, *(each for each in path.parent.iterdir() if each.is_dir())):
+        artifact.sweep(folder)
     mine = Claim(path)
     try:
         yield

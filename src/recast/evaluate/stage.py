@@ -161,7 +161,6 @@ def _claim(folder: Path, recipe: Recipe, lora: Path | None) -> None:
     artifact.write(folder / "manifest.json", FORMAT, fields)
     for name in ("images", "parts"):
         (folder / name).mkdir(exist_ok=True)
-        artifact.sweep(folder / name)
 
 
 def _versions(folder: Path, recipe: Recipe) -> dict[str, dict[str, str]]:

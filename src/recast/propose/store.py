@@ -48,7 +48,6 @@ class Store:
         else:
             artifact.write(path, _FORMAT, {"settings": dict(self.settings)})
         (self.folder / "images").mkdir(exist_ok=True)
-        artifact.sweep(self.folder / "images")
         self._files = {
             path.stem: path for path in (self.folder / "images").iterdir() if path.suffix in SUFFIXES.values()
         }

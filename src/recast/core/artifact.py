@@ -26,6 +26,7 @@ __all__ = [
     "field",
     "inside",
     "mapping",
+    "names",
     "plain",
     "read",
     "read_rows",
@@ -152,6 +153,14 @@ def mapping(content: Mapping[str, Any], key: str, path: str | Path) -> dict[str,
     value = content.get(key, {})
     if not isinstance(value, dict):
         raise RecastError(f"{path}: the field {key!r} must map names to values, not be a {type(value).__name__}")
+    return value
+
+
+def names(content: Mapping[str, Any], key: str, path: str | Path) -> list[str]:
+    """One field that lists names."""
+    value = field(content, key, path)
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise RecastError(f"{path}: the field {key!r} must be a list of names, not {value!r:.200}")
     return value
 
 

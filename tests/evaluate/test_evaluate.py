@@ -283,7 +283,8 @@ def test_a_table_that_is_not_whole_is_refused(whole: Path, tmp_path: Path) -> No
     (tmp_path / "manifest.json").write_bytes((whole / "scores/manifest.json").read_bytes())
     with pytest.raises(RecastError, match="run recast evaluate first"):
         Scores.load(tmp_path)
-    (tmp_path / "scores.jsonl").write_text('{"scores": {"detail": 1}}\n')
+    row = {"index": 0, "prompt": "a cat", "seed": 42, "file": "images/0.png", "scores": {"detail": 1}}
+    (tmp_path / "scores.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(RecastError, match="a row lacks a score"):
         Scores.load(tmp_path)
     (tmp_path / "scores.jsonl").write_text('{"scores"')

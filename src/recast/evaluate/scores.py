@@ -156,9 +156,10 @@ class Scores:
         return cls(path, method, dict(budget), int(seed), trained, held_out, images, values, *facts)
 
 
-def _is_number(value: Any, kind: type = float) -> bool:
+def _is_number(value: Any, kind: Any = float) -> bool:
     """Whether a value of JSON is a finite number, a whole one for `kind=int`; true and false are none."""
-    return isinstance(value, (int, kind)) and not isinstance(value, bool) and abs(value) < 1e300
+    fits: bool = isinstance(value, (int, kind)) and not isinstance(value, bool) and -1e300 < value < 1e300
+    return fits
 
 
 def _check_run(budget: Any, seed: Any, rewards: Sequence[str], path: Path) -> None:

@@ -176,7 +176,7 @@ class Endpoint:
             choice = reply["choices"][0]
             text, cut = choice["message"].get("content"), choice.get("finish_reason") == "length"
         except (KeyError, IndexError, TypeError, AttributeError):
-            reason = f"the reply has no choices[0].message: {self.excerpt(json.dumps(reply))}"
+            reason = f"the reply has no text in choices[0].message: {self.excerpt(json.dumps(reply))}"
             raise UnreadableError(reason, useless="message") from None
         if not isinstance(text, str):
             raise UnreadableError(f"the reply has no text: {self.excerpt(json.dumps(reply))}")

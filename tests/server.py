@@ -22,8 +22,9 @@ def png(value: int = 128, side: int = 64) -> bytes:
 class Server:
     """Answers with an image, or a chat with `answer(body)`; `script` replaces answers, one entry per request.
 
-    Entries: a status, ("after", seconds) for 429 with Retry-After, ("chat", fields of the choice), "hang", "reset",
-    "text", "half", "garbled", "tiny", "noise", "cut", and "die", after which the server no longer listens.
+    Entries: a status, ("after", seconds) for 429 with Retry-After, ("chat", fields of the choice), ("json", reply),
+    ("drip", seconds) for a reply byte by byte, "hang", "reset", "text", "half", "garbled", "tiny", "noise", "cut", and
+    "die", after which the server no longer listens. A GET is answered with an image.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,12 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Log nothing."""
 
+    def do_GET(self) -> None:
+        """An image at a URL."""
+        what = self.owner.next({"path": self.path, "body": None, "headers": dict(self.headers)})
+        self._busy = True
+        self._send(200, png()) if what == "image" else self._answer(what, {})
+
     def do_POST(self) -> None:
         """One request for an image."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -85,6 +92,13 @@ class Handler(BaseHTTPRequestHandler):
             return self._send(what, json.dumps({"error": {"message": message}}).encode(), elsewhere)
         if isinstance(what, tuple) and what[0] == "chat":
             return self._send(200, json.dumps({"choices": [what[1]]}).encode())
+        if isinstance(what, tuple) and what[0] == "json":
+            return self._send(200, json.dumps(what[1]).encode())
+        if isinstance(what, tuple) and what[0] == "drip":
+            for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\n" + b" " * 40:
+                self.wfile.write(bytes([byte]))
+                time.sleep(what[1])
+            return None
         if isinstance(what, tuple):
             return self._send(429, b"{}", {"Retry-After": str(what[1])})
         if what == "cut":

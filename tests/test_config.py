@@ -59,7 +59,7 @@ def test_recipes_are_frozen(recipe: Path) -> None:
         ("estimate=3", "estimate = 3"),
         ("estimate.sampler=euler", "sampler belongs to estimator: paper"),
         ("estimate.spacing=1e-6", "estimate.spacing = 1e-06|estimate.spacing = '1e-6'"),
-        ("estimate.spacing=.inf", "less than or equal to 10"),
+        ("estimate.spacing=.inf", "finite number"),
         ("weigh.tau=.inf", "finite number"),
         ("weigh.budget.fine=-1", "weigh.budget = .*non-negative"),
         ("world.seed=-1", "greater than or equal to 0"),
@@ -210,3 +210,52 @@ def test_masses_are_read_back_as_they_were_written(tmp_path: Path) -> None:
         assert config.load(recipe.save(tmp_path / "recipe.yaml")) == recipe
         assert config.load(tmp_path / "recipe.yaml").weigh.columns == columns
         assert ("columns" in recipe.weigh.used()) == (columns != "uniform")
+
+
+def refused(text: str, tmp_path: Path, *overrides: str) -> str:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(RecastError) as caught:
+        config.load(path, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]\n" for k in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('estimate: {steps: !!int "x"}', "not a valid YAML file"),
+        ('estimate: {steps: !!int ""}', "not a valid YAML file"),
+        ("estimate: {steps: !!bool x}", "not a valid YAML file"),
+        ("estimate: !!map [1]", "not a valid YAML file"),
+        (LAUGHS, "its anchors unfold to more than 100,000 values"),
+        ("&a [*a]", "its anchors unfold"),
+        ("estimate: {steps: 10, steps: 20}", "the key 'steps' appears twice"),
+        (f"estimate: {{steps: {'9' * 70}}}", "is more than any machine can handle"),
+        (f"estimate: {{steps: {'9' * 5000}}}", "not a valid YAML file"),
+        ("estimate: {steps: 1000000000000}", "larger than 10,000,000 is more than any machine can handle"),
+        ("train: {rank: 1000000000}", "larger than 10,000,000"),
+        ("world: {prompts: 100000000000}", "larger than 10,000,000"),
+        ("estimate: {steps: true}", "expected a number or a text, not true"),
+        ("run: {seeds: [true]}", "expected a number or a text, not true"),
+        ("train: {kl_weight: .inf}", "finite"),
+        ("sweep: {budgets: [{ocr: -1}]}", "must be non-negative"),
+        ("sweep: {budgets: [{ocr: .nan}]}", "finite"),
+        ("sweep: {budgets: [{}]}", "must have 0 numbers"),
+    ],
+)
+def test_what_no_recipe_may_say_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
+    assert said in refused(text, tmp_path)
+
+
+def test_overrides_are_read_as_strictly(tmp_path: Path) -> None:
+    assert "is not valid YAML" in refused("{}", tmp_path, 'estimate.steps=!!int "x"')
+    assert "expected a number or a text" in refused("{}", tmp_path, "estimate.samples=yes")
+    path = tmp_path / "recipe.yaml"
+    path.write_text("rewards: {ocr: &options {x: 1}, clipscore: *options}\nestimate: {steps: 7}")
+    assert config.load(path).estimate.steps == 7  # anchors are fine where they unfold to little

@@ -1,9 +1,11 @@
 """How long an endpoint waits, and what stops it, beyond what the tests of its users show."""
 
 import time
+from contextlib import nullcontext
 
 import pytest
 
+from recast import transport
 from recast.endpoint import Endpoint, FailedError, UnreadableError
 from server import serve
 
@@ -26,11 +28,35 @@ def test_retry_after_is_seconds_or_a_date_and_has_a_limit(header: str, least: fl
         endpoint = Endpoint(
             server.url, "NO_KEY", concurrency=1, retries=1, backoff=1.0, timeout=5.0, sleep=slept.append
         )
-        replies = endpoint.each(lambda item: endpoint.post("chat/completions", {"n": item}, "it"), [7], str)
+        said = pytest.warns(UserWarning, match=r"asks to wait \d+ s .*Retry-After") if least > 2 else nullcontext()
+        with said:
+            replies = endpoint.each(lambda item: endpoint.post("chat/completions", {"n": item}, "it"), [7], str)
     assert replies[0]["choices"][0]["message"]["content"] == "Final Score: 3"
     assert [request["body"] for request in server.requests] == [{"n": 7}] * 2
     assert least <= slept[0] <= most
     assert len(slept) == 1
+
+
+def test_the_time_limit_is_for_the_whole_reply_and_not_for_each_read() -> None:
+    with serve() as server:
+        endpoint = Endpoint(server.url, "NO_KEY", concurrency=1, retries=0, backoff=0.0, timeout=0.5)
+        server.script = [("drip", 0.05)]  # 4 seconds, headers included, with a byte well within the limit
+        begun = time.monotonic()
+        with pytest.raises(FailedError, match="TimeoutError") as caught:
+            endpoint.post("chat/completions", {}, "it")
+        assert time.monotonic() - begun < 2
+        assert caught.value.billed
+
+
+def test_a_reply_has_a_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "LARGEST", 1000)
+    with serve() as server:
+        endpoint = Endpoint(server.url, "NO_KEY", concurrency=1, retries=0, backoff=0.0, timeout=5.0)
+        server.script = [("json", "x" * 998), ("json", "x" * 999)]
+        assert len(endpoint.post("chat/completions", {}, "it")) == 998
+        with pytest.raises(FailedError, match="the reply has more than .* MiB") as caught:
+            endpoint.post("chat/completions", {}, "it")
+        assert caught.value.useless
 
 
 def test_jitter_differs_between_processes_that_wait_for_the_same_server() -> None:

@@ -133,3 +133,10 @@ def test_bytes_that_are_no_text_and_contradictions_are_named(tmp_path: Path) -> 
     with pytest.raises(RecastError, match="the prompt 'a' occurs twice with different metadata"):
         prompts.load_distinct(str(path))
     assert len(prompts.load(str(path))) == 2
+
+
+def test_half_a_character_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a cat"}\n{"prompt": "\\ud800 cat"}\n')
+    with pytest.raises(RecastError, match=r"p.jsonl, line 2: the prompt has half a character"):
+        prompts.load(str(path))

@@ -3,13 +3,17 @@
 Importing this package does not import torch.
 """
 
-from recast import core, rewards
-from recast._version import __version__
-from recast.core.comparison import compare, remaining
-from recast.core.curves import GainCurves
-from recast.core.weights import WeightMatrix
-from recast.errors import ConvergenceWarning, FloorWarning, RecastError
-from recast.weigh import weigh as weigh
+from recast import _start
+
+_start.prepare()  # before the imports below, which take most of the time
+
+from recast import core, rewards  # noqa: E402
+from recast._version import __version__  # noqa: E402
+from recast.core.comparison import compare, remaining  # noqa: E402
+from recast.core.curves import GainCurves  # noqa: E402
+from recast.core.weights import WeightMatrix  # noqa: E402
+from recast.errors import ConvergenceWarning, FloorWarning, RecastError  # noqa: E402
+from recast.weigh import weigh as weigh  # noqa: E402
 
 __all__ = [
     "ConvergenceWarning",

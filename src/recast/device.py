@@ -23,6 +23,8 @@ def pick(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
+        if device.type == "meta":
+            raise RuntimeError("it has no values")
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0]
         raise RecastError(f"the device {name!r} cannot be used here ({reason}): try cpu or auto") from error

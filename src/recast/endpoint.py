@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import email.utils
 import http.client
 import json
@@ -12,14 +13,17 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from heapq import heappop, heappush
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from recast import transport
 from recast.errors import RecastError
 
 __all__ = ["Endpoint", "FailedError", "RefusedError", "UnreadableError"]
@@ -27,7 +31,9 @@ __all__ = ["Endpoint", "FailedError", "RefusedError", "UnreadableError"]
 _RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 _PERHAPS_BILLED = (408, 500, 502, 504)  # retried, but an answer may have been made and billed
 _BUSY = (429, 529)  # concern all requests, as does every status with a Retry-After header
+_LONGEST_MESSAGE = 2**16  # bytes of an error's body that are read
 _LONGEST_BACKOFF, _LONGEST_RETRY_AFTER = 60.0, 3600.0  # seconds
+_SAID = 10.0  # seconds from which on the user is told that the server asked to wait
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -46,23 +52,19 @@ class FailedError(RecastError):
     """A request has failed and may be retried.
 
     `billed`: an answer may have been made and billed. `wait`: seconds that the server asked to wait. `busy`: the
-    server is too busy, and all requests should wait.
+    server is too busy, and all requests should wait. `useless`: the answer is complete but of another kind than was
+    asked for, which names the kind.
     """
 
-    def __init__(self, reason: str, billed: bool = True, wait: float = 0.0, busy: bool = False) -> None:
+    def __init__(
+        self, reason: str, billed: bool = True, wait: float = 0.0, busy: bool = False, useless: str = ""
+    ) -> None:
         super().__init__(reason)
-        self.billed, self.wait, self.busy = billed, wait, busy
+        self.billed, self.wait, self.busy, self.useless = billed, wait, busy, useless
 
 
 class UnreadableError(FailedError):
     """The server answered, but the answer cannot be used: it is retried without a pause."""
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Treats a redirect as an error, since it would send the key to another host."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follow no redirect."""
 
 
 class Endpoint:
@@ -71,6 +73,7 @@ class Endpoint:
     Its key, if it needs one, is in the environment variable `variable`. The key is read for every request and is
     written nowhere, even if the server repeats it. At most `concurrency` requests run at once, each in its own thread.
     A request that fails is retried up to `retries` times, `backoff` seconds after its first try and later each time.
+    A whole reply must arrive within `timeout` seconds and have at most `transport.LARGEST` bytes.
     """
 
     key_header = ("Authorization", "Bearer ")
@@ -99,7 +102,7 @@ class Endpoint:
         self.concurrency, self.retries, self.backoff, self.timeout = concurrency, retries, backoff, timeout
         self._sleep = sleep
         self._random = random.Random()  # not seeded: waiting processes must not retry at the same moment
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        self._opener = transport.opener()
         self.key()
 
     def key(self) -> str:
@@ -110,9 +113,17 @@ class Endpoint:
         return key
 
     def redact(self, text: str) -> str:
-        """A text in which the key is replaced by "[key]", also where it is escaped once or twice."""
+        """A text in which the key is replaced by "[key]", also escaped, in base64, in hex and in other case."""
         key = self.key()
-        return re.sub(r"\\*".join(map(re.escape, key)), "[key]", text) if key else text
+        return _forms(key).sub("[key]", text) if key else text
+
+    def redacted(self, value: Any) -> Any:
+        """A JSON value without the key in any of its texts: after parsing, nothing hides behind an escape."""
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, Mapping):
+            return {self.redacted(name): self.redacted(each) for name, each in value.items()}
+        return [self.redacted(each) for each in value] if isinstance(value, list) else value
 
     def excerpt(self, text: str | bytes, length: int = 200) -> str:
         """The beginning of a server's answer in one line, without the key."""
@@ -125,35 +136,48 @@ class Endpoint:
         key = self.key()
         headers = {"Content-Type": "application/json"} | ({name: prefix + key} if key else {})
         request = urllib.request.Request(f"{self.base}/{path}", json.dumps(body).encode(), headers, method="POST")
+        reply = self._exchange(request, about)
+        try:
+            return json.loads(reply)
+        except (ValueError, RecursionError):
+            raise FailedError(f"the reply is not JSON: {self.excerpt(reply)}", useless="JSON") from None
+
+    def get(self, url: str, about: str) -> bytes:
+        """What a URL on the host of this endpoint holds; RefusedError for any other host. The key is not sent."""
+        if _origin(url) != _origin(self.base):
+            raise RefusedError(f"{self.excerpt(url)} is not on the host of {self.base}, and is not fetched")
+        return self._exchange(urllib.request.Request(url), about)
+
+    def _exchange(self, request: urllib.request.Request, about: str) -> bytes:
+        """The body of the reply to one request."""
         try:
             with self._opener.open(request, timeout=self.timeout) as response:
-                reply = response.read()
+                return transport.read(response)
         except urllib.error.HTTPError as error:
             text = b""
-            with suppress(OSError, http.client.HTTPException):  # an incomplete error message is enough
-                text = error.read()
+            with suppress(OSError, ValueError, http.client.HTTPException):  # an incomplete error message is enough
+                text = error.read(_LONGEST_MESSAGE)
             if error.code not in _RETRIED:
                 reason = f"{self.base} refused {about} with status {error.code}: {self.excerpt(text, 500)}"
                 raise RefusedError(reason, error.code) from None
             wait = _seconds(error.headers.get("Retry-After"))
             busy = error.code in _BUSY or wait > 0
             raise FailedError(f"status {error.code}", error.code in _PERHAPS_BILLED, wait, busy) from None
+        except transport.TooLargeError as error:
+            raise FailedError(str(error), useless="size") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             # A URLError precedes the request; a timeout, a reset or an incomplete reply follows it.
             sent = not isinstance(error, urllib.error.URLError)
             raise FailedError(self.excerpt(f"{type(error).__name__}: {error}"), sent) from None
-        try:
-            return json.loads(reply)
-        except (ValueError, RecursionError):
-            raise FailedError(f"the reply is not JSON: {self.excerpt(reply)}") from None
 
     def text_of(self, reply: Any) -> tuple[str, bool]:
         """The text of a chat completion, and whether it was cut at the limit; `UnreadableError` if it has no text."""
         try:
             choice = reply["choices"][0]
-            text, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+            text, cut = choice["message"].get("content"), choice.get("finish_reason") == "length"
         except (KeyError, IndexError, TypeError, AttributeError):
-            text, cut = None, False
+            reason = f"the reply has no text in choices[0].message: {self.excerpt(json.dumps(reply))}"
+            raise UnreadableError(reason, useless="message") from None
         if not isinstance(text, str):
             raise UnreadableError(f"the reply has no text: {self.excerpt(json.dumps(reply))}")
         return text, cut
@@ -220,6 +244,10 @@ class Endpoint:
     def _retry(self, queue: _Queue, number: int, tries: int, error: FailedError) -> None:
         """Put a failed item back into the queue; if the server is busy, hold the other items too."""
         seconds = 0.0 if isinstance(error, UnreadableError) else self.pause(max(0, tries - 1), error.wait)
+        if error.wait >= _SAID:
+            asked = f"{self.base} asks to wait {error.wait:.0f} s before the next request (Retry-After)"
+            limit = f"; waiting {seconds:.0f} s" if error.wait > seconds + 1 else ""
+            warnings.warn(asked + limit, stacklevel=2)
         if self._sleep is not None:
             self._sleep(seconds)
             seconds = 0.0
@@ -285,6 +313,33 @@ def _is_plain(url: str) -> bool:
         plain = not (parts.username or parts.password or parts.query or parts.fragment)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and plain and parts.port != 0
     return False
+
+
+@lru_cache(maxsize=4)
+def _forms(key: str) -> re.Pattern[str]:
+    """All forms of a key that are cheap to find: as it is or escaped (JSON, URL, HTML), in base64 and in hex."""
+    escaped = []
+    for letter in key:
+        code = f"{ord(letter):02x}"
+        ways = [re.escape(letter), rf"u00{code}", rf"x{code}", f"%{code}", f"&#{ord(letter)};", f"&#x{code};"]
+        escaped.append(rf"\\*(?:{'|'.join(ways)})")
+    content = key.encode()
+    forms = ["".join(escaped), r"[\s:]*".join(f"{byte:02x}" for byte in content)]
+    for before in range(3):  # the place of the key in the encoded text, modulo 3; letters shared with others are left
+        text = base64.b64encode(b"\0" * before + content).decode().rstrip("=")
+        whole = len(content) + before
+        inner = text[(0, 2, 3)[before] : len(text) - (1 if whole % 3 else 0)]
+        forms.append(re.escape(inner).replace(r"\+", "[+-]").replace("/", "[/_]"))
+    return re.compile("|".join(forms if len(key) >= 8 else forms[:1]), re.IGNORECASE)  # short ones would be anywhere
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None] | None:
+    """Scheme, host and port of a URL; None if it is none."""
+    with suppress(ValueError):
+        parts = urllib.parse.urlsplit(url)
+        standard = {"http": 80, "https": 443}.get(parts.scheme)
+        return None if standard is None else (parts.scheme, parts.hostname, parts.port or standard)
+    return None
 
 
 def _seconds(header: str | None) -> float:

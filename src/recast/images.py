@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ from recast.errors import RecastError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SUFFIXES", "UndecodableError", "inspect", "to_array", "to_png"]
+__all__ = ["SUFFIXES", "UndecodableError", "inspect", "read", "to_array", "to_png"]
 
 SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp"}
 """File suffix of every supported image format."""
@@ -34,19 +35,37 @@ def inspect(content: bytes, smallest: int, what: str) -> tuple[str, int, int]:
         with Image.open(io.BytesIO(content)) as image:
             image.load()
             suffix, (width, height) = SUFFIXES.get(image.format or ""), image.size
+            frames = getattr(image, "n_frames", 1)
     except Exception as error:  # PIL raises many kinds for a broken file
         raise UndecodableError(f"{what} cannot be decoded as an image: {error}") from error
     if suffix is None:
         raise RecastError(f"{what} has the format {image.format}; supported formats are {', '.join(SUFFIXES)}")
+    if frames > 1:
+        raise RecastError(f"{what} is an animation of {frames} images; only single images are supported")
     if min(width, height) < smallest:
         raise RecastError(f"{what} is {width}×{height} pixels, below the minimum of {smallest} pixels per side")
     return suffix, width, height
 
 
+def read(path: Path, remedy: str) -> bytes:
+    """The content of an image file, checked to be one; an error that ends with `remedy` if it is not."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RecastError(f"{path} cannot be read: {error.strerror or error}: {remedy}") from error
+    try:
+        inspect(content, 1, str(path))
+    except RecastError as error:
+        raise RecastError(f"{error}: {remedy}") from error
+    return content
+
+
 def to_png(image: Tensor) -> bytes:
-    """PNG file of an image (3, H, W) with values in [0, 1]."""
+    """PNG file of an image (3, H, W) with values in [0, 1]; an error if they are not finite, which would be black."""
     from PIL import Image
 
+    if not bool(image.isfinite().all()):
+        raise RecastError("an image has pixels that are not finite: the policy or its adapter is broken")
     levels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     buffer = io.BytesIO()
     Image.fromarray(levels).save(buffer, "PNG")

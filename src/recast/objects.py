@@ -37,7 +37,7 @@ def find(name: str, what: str, needs: str | None = None) -> Any:
     try:
         with working_directory():
             found = getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:  # the module may raise anything
+    except (Exception, SystemExit) as error:  # the module may raise anything
         hint = "; is its folder in PYTHONPATH?" if isinstance(error, ImportError) else ""
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise RecastError(f"{what} = {name!r} cannot be imported ({reason}){hint}") from error
@@ -60,9 +60,16 @@ def library(name: str, setting: str, otherwise: str) -> Any:
 @contextmanager
 def working_directory() -> Iterator[None]:
     """Find modules in the working directory, after all others, for the duration of the block."""
-    here = os.getcwd()
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        raise RecastError("the working folder does not exist any more: change to another one") from error
+    known = here in sys.path
     sys.path.append(here)
     try:
         yield
     finally:
-        sys.path.remove(here)
+        if not known:  # otherwise the first one, which is not ours, would go
+            sys.path.remove(here)
+        elif sys.path[-1] == here:
+            sys.path.pop()

@@ -6,12 +6,37 @@ import os
 import sys
 from datetime import timedelta
 
-__all__ = ["COUNT", "PATIENCE", "RANK", "cores", "leave_group", "spare_core", "wait"]
+from recast.errors import RecastError
 
-RANK, COUNT = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+__all__ = ["COUNT", "PATIENCE", "RANK", "check", "cores", "leave_group", "spare_core", "wait"]
+
+
+def _variable(name: str, default: int) -> int:
+    """A whole number from the environment; the default if it is none, which `check` reports."""
+    value = os.environ.get(name, "").strip()
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 9 else default
+
+
+RANK, COUNT = _variable("RANK", 0), _variable("WORLD_SIZE", 1)
 """Index of this process and number of processes, from the environment, without a heavy import."""
 PATIENCE = timedelta(days=1)
 """Time limit of `wait`: images from an API, or the slowest prompt, may take hours."""
+
+
+def check() -> None:
+    """Raise if the variables of a launcher are not numbers, or contradict each other."""
+    for name, least in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
+        value = os.environ.get(name)
+        if value is not None and _variable(name, -1) < least:
+            raise RecastError(
+                f"the environment variable {name} = {value!r:.100} must be a whole number of at least {least}: "
+                "launchers such as torchrun set it; unset it to run one process"
+            )
+    if RANK >= COUNT:
+        raise RecastError(
+            f"the environment variable RANK = {RANK} must be below WORLD_SIZE = {COUNT}: launchers such as torchrun "
+            "set both; unset them to run one process"
+        )
 
 
 def wait() -> None:
@@ -47,4 +72,4 @@ def _machine() -> int:
 
 
 def _neighbours() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, _variable("LOCAL_WORLD_SIZE", 1))

@@ -86,6 +86,10 @@ def _row(path: Path, number: int, line: str) -> Row:
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
         raise RecastError(f"{path}, line {number}: a line must be an object with a non-empty 'prompt'")
     try:
+        row["prompt"].encode()
+    except UnicodeEncodeError as error:
+        raise RecastError(f"{path}, line {number}: the prompt has half a character ({error.reason})") from error
+    try:
         _check_clauses(row)
     except RecastError as error:
         raise RecastError(f"{path}, line {number}: {error}") from error

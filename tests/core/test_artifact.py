@@ -53,3 +53,32 @@ def test_what_json_cannot_hold_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RecastError, match="cannot be written as recast.test"):
             artifact.write(tmp_path / "a.json", "recast.test", {"x": value})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_are_numbers_and_keys_stand_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for values in ("[true, 1]", '["1", 2]', f"[{'9' * 400}]", '[{"a": 1}]'):
+        path.write_text(f'{{"format": "f", "version": 1, "x": {values}}}')
+        with pytest.raises(RecastError, match="a.json: the field 'x' is not a number or a rectangular array"):
+            artifact.array(artifact.read(path, "f"), "x", path, 1)
+    for text in ('"x": 1, "x": 2', '"x": NaN', '"x": {"y": [Infinity]}', '"x": {"y": 1, "y": 1}', f'"x": {"9" * 5000}'):
+        path.write_text(f'{{"format": "f", "version": 1, {text}}}')
+        with pytest.raises(RecastError, match="a.json: not valid JSON"):
+            artifact.read(path, "f")
+    rows = tmp_path / "rows.jsonl"
+    for line in (b"[1]", b"7", b'{"a": 1, "a": 2}', b"[" * 100_000):
+        rows.write_bytes(b"{}\n" + line + b"\n")
+        with pytest.raises(RecastError, match="rows.jsonl, line 2: not valid JSON"):
+            artifact.read_rows(rows, "recast evaluate")
+    rows.write_bytes(b"\xff")
+    with pytest.raises(RecastError, match="rows.jsonl: not UTF-8 text"):
+        artifact.read_rows(rows, "recast evaluate")
+
+
+def test_places_where_no_file_can_be_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").touch()
+    for place in ("loop", "x" * 300, "file/below.json", "."):
+        with pytest.raises(RecastError, match="cannot be written: "):
+            artifact.write_text(tmp_path / place, "text")
+    assert {path.name for path in tmp_path.iterdir()} == {"loop", "file"}

@@ -21,6 +21,17 @@ def matrix(weights: np.ndarray | None = None) -> WeightMatrix:
     return WeightMatrix(("clip", "hps", "ocr"), GRID, W, W.sum(1))
 
 
+@pytest.mark.parametrize("budget", [[None] * 3, [np.nan, 0.5, 0.5], [0.0] * 3, [250.0, 250.0, 500.0], [-1.0, 1.0, 1.0]])
+@pytest.mark.parametrize("method", ["sinkhorn", "matched", "static"])
+def test_a_budget_is_shares_that_sum_to_one(budget: list[float], method: str, tmp_path: Path) -> None:
+    W = matrix()
+    scaled = W.matrix * (0.0 if not any(budget) else 1000.0 if budget[0] == 250 else 1.0)
+    fields = {"rewards": W.rewards, "method": method, "budget": budget, "sigmas": W.sigmas, "matrix": scaled}
+    path = artifact.write(tmp_path / "weights.json", "recast.weights", fields)
+    with pytest.raises(RecastError, match=r"weights.json: the .* must (be shares that )?sum to (1|nu)"):
+        WeightMatrix.load(path)
+
+
 def test_mix_is_the_boxed_equation() -> None:
     W = matrix()
     rewards = np.random.default_rng(1).random((5, 3))

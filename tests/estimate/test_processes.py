@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from forked import Command, launched
 from recast import config
+from recast import lock as module
 from recast.cli import app
 from recast.errors import RecastError
-from recast.estimate import shards as module
 from recast.estimate import stage
 from recast.estimate.shards import Shards
 from recast.progress import no_progress
@@ -165,3 +165,27 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(RecastError, match="cannot be claimed: Permission denied"):
         shards.claim("a")
+
+
+@pytest.mark.parametrize("ahead", [3600.0, 366 * 86400.0])
+def test_a_lock_from_the_future_holds_nothing(tmp_path: Path, ahead: float) -> None:
+    shards = Shards(tmp_path, {})
+    lock = shards.path("a").with_suffix(".lock")
+    lock.write_text("another-machine 1")
+    os.utime(lock, (time.time() + ahead,) * 2)
+    mine = shards.claim("a")
+    assert mine is not None
+    mine.release()
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe", b"host 99999999999999999999"])
+def test_an_empty_or_damaged_lock_holds_nothing_for_long(tmp_path: Path, content: bytes) -> None:
+    shards = Shards(tmp_path, {})
+    lock = shards.path("a").with_suffix(".lock")
+    lock.write_bytes(content)
+    assert shards.claim("a") is None  # its owner may be about to write its name
+    age = 10 if not content.strip() else module.STALE + 5
+    os.utime(lock, (time.time() - age,) * 2)
+    mine = shards.claim("a")
+    assert mine is not None
+    mine.release()

@@ -17,6 +17,7 @@ from recast.errors import RecastError
 from recast.evaluate import Scores, stage
 from recast.flow import families, lora
 from recast.flow.generate import generate
+from recast.images import to_png
 from recast.progress import no_progress
 from recast.rewards import base
 
@@ -183,6 +184,21 @@ def test_an_adapter_is_evaluated_by_its_content(whole: Path, tmp_path: Path) -> 
     assert (scores.values != Scores.load(whole).values).any()
     with pytest.raises(RecastError, match="contains images made with policy.lora = '.*', not None: choose another"):
         run(recipe(tmp_path), tmp_path)
+    with torch.no_grad():
+        adapters.parameters[1][0, 0] = float("nan")
+    adapters.save(tmp_path / "broken")
+    other = families.load(config.policy(model="shapes"))
+    for load in (
+        lambda: run(recipe(tmp_path), tmp_path / "b", tmp_path / "broken"),
+        lambda: lora.Adapters(other.network, other.targets, rank=4, alpha=8).load(tmp_path / "broken"),
+    ):
+        with pytest.raises(RecastError, match=r"safetensors: 1 of 62 tensors have values that are not finite"):
+            load()
+    assert not list((tmp_path / "b").rglob("*.png"))
+    with pytest.raises(RecastError, match="makes a latent that is not finite for the prompt 'a cat'"):
+        generate(policy, ["a cat", "a dog"], [0, 1], steps=2)
+    with pytest.raises(RecastError, match="pixels that are not finite"):
+        to_png(torch.full((3, 2, 2), float("inf")))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +283,8 @@ def test_a_table_that_is_not_whole_is_refused(whole: Path, tmp_path: Path) -> No
     (tmp_path / "manifest.json").write_bytes((whole / "scores/manifest.json").read_bytes())
     with pytest.raises(RecastError, match="run recast evaluate first"):
         Scores.load(tmp_path)
-    (tmp_path / "scores.jsonl").write_text('{"scores": {"detail": 1}}\n')
+    row = {"index": 0, "prompt": "a cat", "seed": 42, "file": "images/0.png", "scores": {"detail": 1}}
+    (tmp_path / "scores.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(RecastError, match="a row lacks a score"):
         Scores.load(tmp_path)
     (tmp_path / "scores.jsonl").write_text('{"scores"')

@@ -266,7 +266,7 @@ def test_building_adapters_reseeds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_folder_that_cannot_be_written_is_one_sentence(policy: sd3.SD3Policy, tmp_path: Path) -> None:
     adapters = lora.Adapters(policy.network, policy.targets)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecastError, match="the adapter cannot be written: File exists|Not a directory"):
+    with pytest.raises(RecastError, match="cannot be written: (File exists|Not a directory)"):
         adapters.save(tmp_path / "file")
     with pytest.raises(RecastError, match="unknown adapter 'base' to save"):
         adapters.save(tmp_path, "base")  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """The whole stage against a judge on loopback whose preference, bias and faults are known."""
 
+import base64
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from forked import Command
 from judging import Known, expected, make_run, two_runs, worths
 from recast.cli import app
 from recast.errors import RecastError
@@ -116,6 +119,30 @@ def test_a_key_that_the_server_repeats_is_nowhere_to_be_found(server: Server, tm
     _no_key(tmp_path, str(refusal.value))
 
 
+@pytest.mark.parametrize("form", ["\\u escapes", "upper case", "base64", "base64 within", "hex", "percent", "twice"])
+def test_a_key_in_another_form_is_nowhere_to_be_found(server: Server, tmp_path: Path, form: str) -> None:
+    ours, static, *_ = two_runs(tmp_path, 2)
+    plain = Known(server).answer
+    shown = {
+        "\\u escapes": "".join(f"\\u{ord(letter):04x}" for letter in KEY),
+        "upper case": json.dumps(KEY.upper())[1:-1],
+        "base64": base64.b64encode(KEY.encode()).decode(),
+        "base64 within": base64.b64encode(f"key={KEY};".encode()).decode(),
+        "hex": KEY.encode().hex(),
+        "percent": urllib.parse.quote(KEY, safe=""),
+        "twice": "".join(f"\\\\u{ord(letter):04x}" for letter in KEY),
+    }[form]
+    server.answer = lambda body: plain(body).replace("as above", shown)
+    server.script = [("chat", {"message": {"content": f'{{"better_response": "{shown}"}}'}})]
+    stage.judge([stage.two(ours, static, None)], settings(server), no_progress)
+    log = (ours / "verdicts" / "static" / "calls.jsonl").read_text()
+    assert log.count("[key]") >= 5  # four answers and the one that could not be read
+    written = [path.read_bytes().decode("utf-8", "replace").lower() for path in ours.rglob("*.json*")]
+    assert not [text for text in written if shown.lower() in text or KEY.lower() in text]
+    if form == "base64 within":
+        assert shown[6:-4].lower() not in log.lower()
+
+
 def test_a_question_is_one_turn_with_the_rubric_the_prompt_and_both_pictures(server: Server, tmp_path: Path) -> None:
     ours, static, first, second = two_runs(tmp_path, 1)
     Known(server)
@@ -192,6 +219,27 @@ def test_the_cap_stops_new_calls_and_a_higher_one_goes_on(server: Server, tmp_pa
     check(ours / "verdicts" / "static", expected(first, second))
 
 
+def test_the_cap_survives_kills(server: Server, tmp_path: Path) -> None:
+    ours, static, first, second = two_runs(tmp_path, 30)
+    Known(server)
+    server.delay = 0.3
+    command = ["judge", str(ours), str(static), "--base-url", server.url, "--model", "known", "--max-calls", "20"]
+    for kill in range(3):
+        process = Command([*command, "--concurrency", "8"], tmp_path / "printed")
+        asked = len(server.requests)
+        while process.running() and len(server.requests) < asked + 3:
+            time.sleep(0.01)
+        if kill < 2:
+            process.kill()
+    assert process.wait() == 2
+    assert 6 <= len(server.requests) <= 20  # three starts together; a kill may come between a record and its call
+    assert "20 calls in total" in process.stdout
+    server.delay = 0.0
+    assert CliRunner().invoke(app, command[:-2]).exit_code == 0
+    check(ours / "verdicts" / "static", expected(first, second))
+    assert load(ours / "verdicts" / "static").dropped == 0
+
+
 def test_dropped_pairs_stay_dropped_until_told_otherwise(server: Server, tmp_path: Path) -> None:
     ours, static, first, second = two_runs(tmp_path, 6)
     Known(server, hopeless=(2,))
@@ -212,6 +260,19 @@ def test_a_server_that_nobody_answers_for_is_given_up_and_asked_again_later(serv
     with pytest.raises(RecastError, match="has not answered any call: status 503"):
         stage.judge([stage.two(ours, static, None)], settings(server), no_progress)
     Known(server)
+    stage.judge([stage.two(ours, static, None)], settings(server), no_progress)
+    check(ours / "verdicts" / "static", expected(first, second))
+
+
+@pytest.mark.parametrize("reply", [("json", {"output": "A"}), "garbled"])
+def test_two_replies_of_another_interface_stop_the_stage(server: Server, tmp_path: Path, reply: object) -> None:
+    ours, static, first, second = two_runs(tmp_path, 40)
+    known = Known(server)
+    server.fault = lambda body: reply
+    with pytest.raises(RecastError, match="gave two replies that are no chat completions"):
+        stage.judge([stage.two(ours, static, None)], settings(server, concurrency=4), no_progress)
+    assert len(server.requests) <= 2 * 4
+    server.fault = known.fault
     stage.judge([stage.two(ours, static, None)], settings(server), no_progress)
     check(ours / "verdicts" / "static", expected(first, second))
 
@@ -299,7 +360,7 @@ def test_a_log_that_is_none_is_one_sentence(server: Server, tmp_path: Path) -> N
     for line in (
         "[]",
         '{"pair": 1}',
-        whole.split("\n")[0].replace('"A"', '"C"').replace('"B"', '"C"'),
+        next(line for line in whole.split("\n") if "answer" in line).replace('"A"', '"C"').replace('"B"', '"C"'),
         '{"pair": "x"}',
     ):
         log.write_text(f"{line}\n")
@@ -333,7 +394,27 @@ def test_two_processes_never_pay_for_the_same_pairs(server: Server, tmp_path: Pa
         result = CliRunner().invoke(app, command[3:])
         process.kill()
     assert result.exit_code == 2
-    assert "another recast judge is writing" in result.output
+    assert f"is judging in {ours / 'verdicts' / 'static'}: wait for it to finish" in result.output
+
+
+@pytest.mark.parametrize("way", ["parent", "absolute", "link", "text", "number"])
+def test_only_images_inside_the_run_are_uploaded(server: Server, tmp_path: Path, way: str) -> None:
+    ours, static, *_ = two_runs(tmp_path, 2)
+    secret = tmp_path / "private.txt"
+    secret.write_text("the secret diary")
+    rows, image = static / "scores" / "scores.jsonl", static / "scores" / "images" / "00001.png"
+    named = {"parent": "../../private.txt", "absolute": str(secret), "number": 7}.get(way, "images/00001.png")
+    rows.write_text(rows.read_text().replace('"images/00001.png"', json.dumps(named)))
+    if way in ("link", "text"):
+        image.unlink()
+        image.symlink_to(secret) if way == "link" else image.write_bytes(secret.read_bytes())
+    sentences = {"text": "cannot be decoded as an image", "number": "line 2: the field file is missing or has a wrong"}
+    sentence = sentences.get(way, "must lie in .*scores; folders of others")
+    Known(server)
+    with pytest.raises(RecastError, match=sentence):
+        stage.judge([stage.two(ours, static, None)], settings(server), no_progress)
+    sent = json.dumps([request["body"] for request in server.requests])
+    assert base64.b64encode(b"the secret diary").decode()[:12] not in sent
 
 
 def test_a_folder_of_runs_is_judged_pair_by_matched_pair(server: Server, tmp_path: Path) -> None:

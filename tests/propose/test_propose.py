@@ -207,7 +207,7 @@ def test_a_missing_key_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pyte
 
 def test_two_processes_do_not_ask_for_the_same_images(tmp_path: Path) -> None:
     first, second = (store.Store(tmp_path, {}) for _ in range(2))
-    with first.alone(), pytest.raises(RecastError, match="another process is making proposals"), second.alone():
+    with first.alone(), pytest.raises(RecastError, match=r"another process \(.*\) is making proposals"), second.alone():
         pass
     with second.alone():
         pass

@@ -225,3 +225,54 @@ def test_the_verb(runs: Path, tmp_path: Path) -> None:
     bad = call(tmp_path / "nowhere")
     assert bad.exit_code == 2
     assert "is not a folder of runs" in bad.output
+
+
+def test_a_method_is_a_name_and_images_lie_in_their_run(runs: Path, tmp_path: Path) -> None:
+    manifest = runs / "row-0-0/scores/manifest.json"
+    good = manifest.read_text()
+    for name in ("../../../up", "", "a/b", "..", 7):
+        manifest.write_text(good.replace('"row"', json.dumps(name)))
+        with pytest.raises(RecastError, match="row-0-0/scores/manifest.json: run.method must be a name of letters"):
+            stage.report([runs], tmp_path / "out")
+    manifest.write_text(good)
+    rows = runs / "row-0-0/scores/scores.jsonl"
+    whole = rows.read_text()
+    for file in ("../../gains.json", "/etc/passwd", ".", "x" * 5000, "a\0b"):
+        rows.write_text(whole.replace('"images/3.png"', json.dumps(file)))
+        with pytest.raises(RecastError, match=r"scores.jsonl: the file .* must lie in .*row-0-0/scores"):
+            stage.report([runs], tmp_path / "out")
+    rows.write_text(whole)
+    (runs / "row-0-0/scores/images/3.png").write_text("no image")
+    with pytest.raises(RecastError, match=r"images/3.png cannot be decoded as an image: .*: run recast evaluate again"):
+        stage.report([runs], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("manifest.json", '"seed": 0', '"seed": "0"', "run.seed must be a whole number, not '0'"),
+        ("manifest.json", '"seed": 0', '"seed": true', "run.seed must be a whole number, not True"),
+        ("manifest.json", '"a": 1.0', '"a": "1"', "run.budget must map rewards to numbers"),
+        ("manifest.json", '"a": 1.0', '"a": -1.0', "run.budget must map rewards to numbers"),
+        ("manifest.json", '["a", "b"]', '"ab"', "the field 'trained' must be a list of names, not 'ab'"),
+        ("manifest.json", '["a", "b"]', '["a", "a"]', "a reward is named twice among a, a, census"),
+        ("scores.jsonl", '"seed": 45', '"seed": 45.5', "line 4: the field seed is missing or has a wrong value"),
+        ("scores.jsonl", '"prompt": "prompt 3"', '"prompt": 3', "line 4: the field prompt is missing"),
+        ("scores.jsonl", '"index": 3, ', "", "line 4: the field index is missing"),
+        ("scores.jsonl", '"b": 2.25', '"b": "2.25"', "line 4: the field scores.b is missing or has a wrong value"),
+        ("scores.jsonl", '"b": 2.25', '"b": Infinity', "line 4: the field scores.b is missing or has a wrong value"),
+        ("scores.jsonl", '"b": 2.25', '"b": NaN', "line 4: the field scores.b is missing or has a wrong value"),
+        ("scores.jsonl", '"b": 2.25', '"b": true', "line 4: the field scores.b is missing or has a wrong value"),
+        ("scores.jsonl", '"b": 2.25', '"b": 2.25, "b": 3', "line 4: not valid JSON"),
+    ],
+)
+def test_a_damaged_run_never_becomes_a_number(
+    runs: Path, tmp_path: Path, file: str, old: str, new: str, said: str
+) -> None:
+    path = runs / "row-0-0/scores" / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(RecastError, match=f"{file}.*{said}"):
+        stage.report([runs], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,9 +1,15 @@
 """Finding rewards by name, and scoring with several at once."""
 
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from recast import progress
 from recast.errors import RecastError
 from recast.rewards import NAMES, base, load, positive, score
 from recast.rewards.imagereward import ImageReward
@@ -181,3 +187,30 @@ def test_a_map_that_needs_no_model_loads_none() -> None:
     assert base.mapper("test_base:Unmapped", {}) is None
     found = base.mapper("test_base:Statically", {})
     assert positive("x", found, np.array([-0.5]))[0].tolist() == [0.5]
+
+
+def test_a_reward_that_exits_is_an_error_and_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaves(images: Any, prompts: Any, metadata: Any = None) -> Any:
+        sys.exit(0)
+
+    with pytest.raises(RecastError, match="the reward 'mine' failed on 1 images, .*: SystemExit: 0"):
+        base.score({"mine": leaves}, torch.zeros(1, 3, 8, 8), ["a cat"])
+    (tmp_path / "leaving.py").write_text("raise SystemExit(0)")
+    (tmp_path / "yaml.py").write_text("raise RuntimeError('not the library')")
+    (tmp_path / "reading.py").write_text("import yaml\nScore = lambda *_: [float(yaml.safe_load('1'))]")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "yaml", raising=False)
+    with pytest.raises(RecastError, match=r"'leaving:Score' cannot be imported \(SystemExit: 0\)"):
+        base.load("leaving:Score")
+    assert base.score({"r": base.load("reading:Score")}, torch.zeros(1, 3, 8, 8), ["a cat"]).tolist() == [[1.0]]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    base.load("reading:Score")
+    assert sys.path[0] == str(tmp_path)  # as the user has set it
+    assert sys.path.count(str(tmp_path)) == 1
+
+
+def test_a_reward_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0.05)
+    slow: Any = lambda *_: time.sleep(0.3) or [1.0]  # noqa: E731
+    with pytest.warns(UserWarning, match="the reward 'slow' has been running for 0.05 s: still waiting for it"):
+        base.score({"slow": slow}, torch.zeros(1, 3, 8, 8), ["a cat"])

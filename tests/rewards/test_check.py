@@ -51,6 +51,48 @@ def constant(images: torch.Tensor, prompts: list[str], metadata: object = None) 
     return np.full(len(images), 0.5)
 
 
+def random(images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+    return np.random.default_rng().random(len(images))
+
+
+def ranked(images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+    return images.mean((1, 2, 3)).argsort().numpy().astype(float)
+
+
+def spoiling(images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+    scores = images.mean((1, 2, 3)).numpy().copy()
+    images.mul_(0.99).clamp_(0, 1)
+    return scores
+
+
+def huge(images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+    return images.mean((1, 2, 3)).double().numpy() * 1e9
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("random", "gives other scores to the same images in a second call"),
+        ("ranked", "gives an image another score alone than in a batch"),
+        ("spoiling", "changes the images it is given"),
+        ("huge", "returns numbers up to .*e\\+08"),
+    ],
+)
+def test_habits_of_a_reward_are_said(name: str, said: str, recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.warns(UserWarning, match=said) as found:
+        check.run(f"test_check:{name}", {})
+    assert len(found) == 1
+    check.run("test_check:Bright", {})
+    assert not recwarn.list
+
+
+class Bright:
+    """A reward without such habits."""
+
+    def __call__(self, images: torch.Tensor, prompts: list[str], metadata: object = None) -> np.ndarray:
+        return images.double().mean((1, 2, 3)).numpy()
+
+
 def test_every_name_is_listed_with_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(catalog.ENTRIES) == list(NAMES)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

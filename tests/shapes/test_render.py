@@ -129,3 +129,12 @@ def test_components_are_orthonormal_and_shipped_as_fitted() -> None:
 def test_what_cannot_be_drawn_is_refused(text: str, words: str) -> None:
     with pytest.raises(RecastError, match=words):
         render.render([{"include": prompts.parse(text)}], 0)
+
+
+@pytest.mark.parametrize(
+    "include",
+    ["x", 7, [], [7], [{"class": "dragon", "color": "red", "count": 1}], [{"class": "circle", "count": 1}]],
+)
+def test_metadata_of_any_content_is_one_sentence(include: object) -> None:
+    with pytest.raises(RecastError, match="the renderer cannot draw include = "):
+        render.render([{"include": include}], 0)

@@ -44,7 +44,7 @@ def test_two_processes_make_the_curves_of_one(tmp_path: Path, monkeypatch: pytes
         started.append((words[0], slot, count))
         return Forked(words, tmp_path / "log")
 
-    monkeypatch.setattr(workers, "_start", start)
+    monkeypatch.setattr(workers, "_begin", start)
     for count, name in ((1, "one"), (2, "two")):
         monkeypatch.setattr(workers, "workers_here", lambda count=count: count)
         stage.curves_of(settings, tmp_path / name, stage.Observer())
@@ -80,7 +80,7 @@ def sleeping(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         made.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], text=True))
         return made[-1]
 
-    monkeypatch.setattr(workers, "_start", start)
+    monkeypatch.setattr(workers, "_begin", start)
     yield made
 
 

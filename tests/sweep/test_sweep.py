@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import recast
-from recast import GainCurves, WeightMatrix, config, evaluate
+from recast import GainCurves, WeightMatrix, config, evaluate, lock
 from recast.cli import app
 from recast.core import schedule
 from recast.core.effects import Effects
@@ -296,14 +296,15 @@ def test_a_warmup_is_trained_once_and_its_policies_count_on_from_it(recipe: Path
     assert "it was renamed to sinkhorn-s0.stale-2" in said[1]
 
 
-def test_jobs_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    """kill −9 of `recast run` must not leave a training behind that a second start would collide with."""
+@pytest.mark.parametrize("variable", ["RECAST_PARENT", "TORCHELASTIC_RUN_ID"])
+def test_jobs_end_with_the_process_that_started_them(tmp_path: Path, variable: str) -> None:
+    """kill −9 of `recast run` or of torchrun must not leave a training that a second start would collide with."""
     script = (
         "import os, sys, time, threading\n"
         "from recast.sweep import workers\n"
         "if len(sys.argv) == 1:\n"
         "    import subprocess\n"
-        "    os.environ[workers.PARENT] = str(os.getpid())\n"
+        f"    os.environ[{variable!r}] = str(os.getpid())\n"
         "    child = subprocess.Popen([sys.executable, __file__, 'job'])\n"
         "    print(child.pid, flush=True)\n"
         "else:\n"
@@ -466,3 +467,37 @@ def test_a_run_killed_at_any_file_ends_with_the_same_files(recipe: Path, tmp_pat
     assert "report/index.html" in found["calm"]
     assert found["calm"].keys() == found["killed"].keys()
     assert [name for name in found["calm"] if found["calm"][name] != found["killed"][name]] == []
+
+
+@pytest.mark.parametrize(
+    ("methods", "seeds", "budgets", "said"),
+    [
+        (["static", "static"], [0], [{"detail": 1.0}], "method static, seed 0"),
+        (["static"], [0, 1, 0], [{"detail": 1.0}], "method static, seed 0"),
+        (["static"], [0], [{"detail": 1.0}, {"detail": 1.0}], "method static, seed 0"),
+        (["static"], [0], [{"detail": 1.0}, {"detail": 1.0000001}], r"budgets \{'detail': 1.0\} and"),
+    ],
+)
+def test_two_policies_in_one_folder_are_refused(
+    methods: Any, seeds: list[int], budgets: list[dict[str, float]], said: str, tmp_path: Path
+) -> None:
+    settings = config.Recipe.model_validate({"rewards": {"detail": {}}})
+    with pytest.raises(RecastError, match=rf"two policies would be trained in .*static-s0 \({said}"):
+        planning.jobs_of(settings, tmp_path, methods, seeds, budgets)
+
+
+def test_two_processes_do_not_train_evaluate_run_or_report_in_one_folder(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for name, arguments, doing in (
+        (".train.lock", ["train", str(recipe), "weigh.method=static"], "training"),
+        ("scores/.lock", ["evaluate", str(recipe), "--base"], "evaluating"),
+        ("proposals/.lock", ["propose", str(recipe)], "making proposals"),
+        (".run.lock", ["run", str(recipe)], "running a recipe"),
+    ):
+        with lock.alone(out / name, "testing"):
+            before = sorted(path for path in out.rglob("*") if path.is_file() and path.name != "settings.json")
+            result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
+            after = sorted(path for path in out.rglob("*") if path.is_file() and path.name != "settings.json")
+        assert (result.exit_code, before) == (2, after)
+        assert f"is {doing} in {out}" in result.stderr
+        assert result.stderr.count("\n") == 1

@@ -82,6 +82,30 @@ def test_an_optimizer_goes_on_where_it_was(tmp_path: Path) -> None:
     assert torch.equal(weight, other)
 
 
+def test_moments_that_are_not_finite_or_not_all_there_are_refused(tmp_path: Path) -> None:
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizer = torch.optim.AdamW(weights)
+    path = tmp_path / "optimizer.safetensors"
+    checkpoint.save_tensors(path, checkpoint.optimizer_tensors(optimizer))
+    assert checkpoint.load_moments(path, 3) == {}
+    sum((weight**2).sum() for weight in weights).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    good = checkpoint.optimizer_tensors(optimizer)
+    checkpoint.save_tensors(path, good)
+    assert checkpoint.load_moments(path, 3).keys() == good.keys()
+    checkpoint.save_tensors(path, good | {"1.exp_avg_sq": torch.tensor([1.0, float("nan")])})
+    with pytest.raises(RecastError, match=r"1 of 9 tensors have values that are not finite, the first is 1.exp_avg_sq"):
+        checkpoint.load_moments(path, 3)
+    for damaged in (
+        {key: value for key, value in good.items() if key != "1.exp_avg"},
+        {key: value for key, value in good.items() if not key.startswith("2.")},
+        good | {"3.exp_avg": torch.ones(2)},
+    ):
+        checkpoint.save_tensors(path, damaged)
+        with pytest.raises(RecastError, match="does not have the state of all 3 parameters"):
+            checkpoint.load_moments(path, 3)
+
+
 def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "optimizer.safetensors").write_bytes(b"123")
     with pytest.raises(RecastError, match="optimizer.safetensors: not readable"):

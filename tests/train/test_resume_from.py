@@ -10,7 +10,7 @@ from test_trainer import make, one_thread, recipe, uneven, weights_of  # noqa: F
 
 from recast.errors import RecastError
 from recast.train import advantage, checkpoint, groups, stage
-from recast.train.checkpoint import Position, all_of
+from recast.train.checkpoint import Position, all_of, load_tensors, save_tensors
 from recast.train.decay import old_decay
 from recast.train.trainer import Trainer
 
@@ -96,6 +96,11 @@ def test_what_cannot_be_resumed_from_is_said(tmp_path: Path, parent: Path) -> No
     last = all_of(broken / "checkpoints")[-1]
     (last / "optimizer.safetensors").write_bytes(b"123")
     words = r"optimizer.safetensors: not readable .*: train.resume_from can name another checkpoint$"
+    with pytest.raises(RecastError, match=words):
+        stage.train(recipe(f"train.resume_from={broken}"), tmp_path)
+    moments = load_tensors(all_of(parent / "checkpoints")[-1] / "optimizer.safetensors")
+    save_tensors(last / "optimizer.safetensors", moments | {"0.exp_avg": moments["0.exp_avg"] * float("nan")})
+    words = r"optimizer.safetensors: 1 of \d+ tensors have values that are not finite, the first is 0.exp_avg: .*"
     with pytest.raises(RecastError, match=words):
         stage.train(recipe(f"train.resume_from={broken}"), tmp_path)
     with pytest.raises(RecastError, match=r"its rank is 4, but this policy's is 2: train.resume_from can name another"):

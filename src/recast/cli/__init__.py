@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import sys
 import warnings
 from typing import Annotated, Any
@@ -10,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from recast import processes
+from recast import _start, processes
 from recast._version import __version__
 from recast.cli import analyze, rewards, shapes
 from recast.cli.compare import compare
@@ -29,9 +31,13 @@ from recast.cli.sweep import sweep
 from recast.cli.train import train
 from recast.cli.weigh import weigh
 from recast.errors import RecastError
-from recast.sweep.workers import end_with_parent
+from recast.sweep.workers import PARENT, end_with_parent
 
 __all__ = ["app", "main"]
+
+
+_NO_MEMORY = ("allocate memory", "not enough memory", "out of memory")
+"""In torch's messages about a lack of memory, which are plain runtime errors on a CPU."""
 
 
 class _Group(TyperGroup):
@@ -40,9 +46,17 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
         try:
+            processes.check()
+            _require_folder()
             return super().invoke(ctx)
         except RecastError as error:
             print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except (MemoryError, RuntimeError) as error:
+            text = " ".join(str(error).split())
+            if not isinstance(error, MemoryError) and not any(words in text for words in _NO_MEMORY):
+                raise
+            print(f"error: there is not enough memory ({text:.300}): choose smaller settings", file=sys.stderr)
             raise typer.Exit(2) from None
 
 
@@ -78,14 +92,50 @@ def _main_options(
     """Options before any verb."""
 
 
+def _failed(error: OSError) -> int:
+    """The exit code for an error of the system that nothing has foreseen, such as an output that is full or closed."""
+    closed = isinstance(error, BrokenPipeError)
+    if not closed:
+        what = f"{error.filename}: " if error.filename else ""
+        print(f"error: {what}{error.strerror or error}", file=sys.stderr)
+    with open(os.devnull, "w") as nothing:  # or the interpreter tries to write the rest again when it ends
+        os.dup2(nothing.fileno(), 1)
+    return 141 if closed else 2
+
+
+class _TerminatedError(BaseException):
+    """The process was told to end; not an Exception, so that nothing on the way takes it for a failure."""
+
+
+def _require_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise RecastError("the working folder does not exist any more: change to another one") from error
+
+
+def _terminate(*_: Any) -> None:
+    raise _TerminatedError
+
+
+def _signals() -> None:
+    """Ctrl-C is an exception again; SIGTERM too, except in a job or worker, which whoever started it ends at once."""
+    if signal.getsignal(signal.SIGINT) is _start.interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if processes.COUNT == 1 and PARENT not in os.environ and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+
+
 def main() -> None:
     """Entry point of the `recast` command."""
+    _signals()
     end_with_parent()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show σ shows "?"
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except _USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
@@ -95,7 +145,15 @@ def main() -> None:
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except _TerminatedError:
+        code = 143
+    except SystemExit as error:  # no command ends like this, so success is not what it means
+        code = error.code if isinstance(error.code, int) and error.code else 1
+    except OSError as error:
+        code = _failed(error)
     if code == 130:  # newer typers turn an interrupt into this code themselves
-        print("interrupted: run the same command again to resume", file=sys.stderr)
+        print(_start.INTERRUPTED, file=sys.stderr)
+    if code == 143:
+        print(_start.INTERRUPTED.replace("interrupted", "terminated"), file=sys.stderr)
     processes.leave_group()
     sys.exit(code if isinstance(code, int) else 0)

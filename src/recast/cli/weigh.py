@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -66,7 +67,7 @@ def weigh(
         if columns.endswith(".json"):
             weights = replace(weights, info={**weights.info, "columns": "effect"})
         target = out or source.parent / "weights.json"
-        if target.resolve() == source.resolve():
+        if os.path.realpath(target) == os.path.realpath(source):
             raise RecastError(f"{source}: W would overwrite the curves; choose another --out")
         weights.save(target)
     show.weights(curves, weights)

@@ -27,7 +27,7 @@ from recast.config.training import TrainConfig
 from recast.core import artifact
 from recast.errors import RecastError
 
-__all__ = ["RENAMED", "Recipe", "load", "load_run", "options", "policy"]
+__all__ = ["RENAMED", "Recipe", "load", "load_run", "options", "parse", "policy"]
 
 RENAMED = {
     "train.groups": "train.prompts_per_epoch",
@@ -41,6 +41,8 @@ RENAMED = {
     for name in ("hpsv2", "imagereward", "aesthetic", "hpsv3")
 }
 """Settings of version 0.1 by their dotted names, and what they are called now."""
+_LARGEST = 100_000
+"""Values in the largest YAML that is read."""
 _EXACT_WORLD = ("world", "estimate", "weigh")  # the sections that a world of mixtures reads
 
 
@@ -171,16 +173,51 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def _read(path: str | Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = parse(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RecastError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except ValueError as error:
         reason = " ".join(str(error).split())
         raise RecastError(f"{path}: not a valid YAML file: {reason}") from error
     content = {} if content is None else content
     if not isinstance(content, dict):
         raise RecastError(f"{path}: a recipe is a mapping of sections, not a {type(content).__name__}")
     return content
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that appears twice in one mapping: which one counts is not to be guessed."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """A mapping with distinct keys."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:merge" and str(key.value) in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} appears twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def parse(text: str) -> Any:
+    """The content of YAML; ValueError for anything that is none, repeats a key, or unfolds to an absurd size."""
+    try:
+        content = yaml.load(text, _Loader)  # a safe loader
+        if _size(content, {}) > _LARGEST:
+            raise ValueError(f"its anchors unfold to more than {_LARGEST:,} values")
+    except (yaml.YAMLError, RecursionError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+    return content
+
+
+def _size(content: Any, known: dict[int, int]) -> int:
+    """Number of values, those behind an anchor counted wherever it is used; an endless number for one inside itself."""
+    if not isinstance(content, (dict, list)):
+        return 1
+    if id(content) not in known:
+        known[id(content)] = _LARGEST + 1  # until it is known
+        below = content.values() if isinstance(content, dict) else content
+        known[id(content)] = 1 + sum(_size(each, known) for each in below)
+    return known[id(content)]
 
 
 def _validated(path: str | Path, content: dict[str, Any]) -> Recipe:
@@ -237,8 +274,8 @@ def _apply(content: dict[str, Any], override: str) -> None:
             raise RecastError(f"the override {override!r} needs a section {name!r}, but {name!r} is a single value")
         target = below
     try:
-        target[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        target[last] = parse(text)
+    except ValueError as error:
         raise RecastError(f"the value of the override {override!r} is not valid YAML") from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from recast.core import renyi, sinkhorn
 from recast.core.weights import Method
@@ -29,6 +29,10 @@ MIXTURE_REWARDS = ("mode", "mixed", "fine")
 """The rewards of the exact world."""
 
 
+_MOST = 10**7
+"""The largest count of anything in a recipe, seeds aside."""
+
+
 class Generator(NamedTuple):
     """Address of an image API, its default model, and the environment variable with its key."""
 
@@ -47,9 +51,20 @@ GENERATORS = {
 
 
 class Section(BaseModel):
-    """Frozen settings that reject an unknown key."""
+    """Frozen settings that reject an unknown key, a truth value for a number, and counts that no machine can handle."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.field_name or ""
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, bool) and "bool" not in str(cls.model_fields[name].annotation):
+                raise ValueError(f"expected a number or a text, not {str(each).lower()}")
+            if isinstance(each, int) and abs(each) > (_MOST if "seed" not in name else 2**53):
+                raise ValueError(f"larger than {_MOST:,} is more than any machine can handle")
+        return value
 
 
 class WorldConfig(Section):
@@ -286,6 +301,14 @@ class SweepConfig(Section):
         default_factory=list,
         description="Budgets; by default the paper's: all rewards equal, then each reward doubled in turn.",
     )
+
+    @field_validator("budgets")
+    @classmethod
+    def _spendable(cls, value: list[dict[str, float]]) -> list[dict[str, float]]:
+        for budget in value:
+            sinkhorn.simplex(list(budget.values()), len(budget), "a budget")
+        return value
+
     warmup: list[str] = Field(
         default_factory=list,
         description="Recipe, or list of recipes, that are trained before, for every seed; its policies resume from it.",

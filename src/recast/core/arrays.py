@@ -30,7 +30,7 @@ def numbers(values: ArrayLike, name: str) -> Array:
     """A float64 copy of `values`; an error that names them if they are not a rectangular array of numbers."""
     try:
         return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RecastError(f"{name} must be a rectangular array of numbers: {error}") from error
 
 

@@ -7,8 +7,12 @@ differs between two identical runs. It is written under a temporary name and the
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
+import socket
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +21,28 @@ import numpy as np
 
 from recast.errors import RecastError
 
-__all__ = ["array", "field", "mapping", "plain", "read", "read_rows", "write", "write_bytes", "write_text"]
+__all__ = [
+    "array",
+    "field",
+    "inside",
+    "mapping",
+    "names",
+    "plain",
+    "read",
+    "read_rows",
+    "running",
+    "slug",
+    "sweep",
+    "write",
+    "write_bytes",
+    "write_text",
+]
 
 _VERSION = 1
+_HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
+_TEMPORARY = re.compile(r"\.(?:.*\.(?P<host>[0-9a-f]{8})\.(?P<pid>\d{1,9})\.tmp|clock-(?P<probe>\d{1,9})-\d+)")
+"""Names of temporary files, which end with their machine and process."""
+_SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 
 def write(path: str | Path, format: str, fields: Mapping[str, Any], version: int = _VERSION) -> Path:
@@ -39,25 +62,57 @@ def write_text(path: str | Path, text: str) -> Path:
 
 def write_bytes(path: str | Path, content: bytes) -> Path:
     """Write a file atomically, following symbolic links, and return the path."""
-    target = Path(path).resolve()
-    if target.exists() and not target.is_file():
+    try:
+        target = Path(path).resolve()
+        taken = target.exists() and not target.is_file()
+    except (OSError, RuntimeError) as error:  # a name too long, a circle of links
+        raise RecastError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    if taken:
         raise RecastError(f"{path}: cannot be written: it is a folder or a device, not a file")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{_HOST}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content)
         os.replace(temporary, target)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise RecastError(f"{path}: cannot be written: {error.strerror or error}") from error
+        if not isinstance(error, OSError):
+            raise
+        need = f" ({len(content):,} bytes are needed)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise RecastError(f"{path}: cannot be written: {error.strerror or error}{need}") from error
     return Path(path)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the temporary files that processes of this machine have left in a folder because they were killed."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(".*"):
+            found = _TEMPORARY.fullmatch(path.name)
+            host, pid = (found["host"] or _HOST, found["pid"] or found["probe"]) if found else ("", "")
+            if host == _HOST and not running(int(pid)):
+                path.unlink(missing_ok=True)
+
+
+def running(pid: int) -> bool:
+    """Whether a process of this machine is running, as far as can be known."""
+    if os.name == "nt":  # where signal 0 is Ctrl-C
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def read(path: str | Path, format: str, newest: int = _VERSION) -> dict[str, Any]:
     """Fields of an artifact up to the version `newest`; a RecastError if the file is not one of the given format."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(
+            Path(path).read_text(encoding="utf-8"), object_pairs_hook=_distinct, parse_constant=_no_constant
+        )
     except OSError as error:
         raise RecastError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, absurd numbers, absurd nesting
@@ -71,6 +126,19 @@ def read(path: str | Path, format: str, newest: int = _VERSION) -> dict[str, Any
             f"{path}: version {content.get('version')!r} of {format} is not the version {known} this package reads"
         )
     return content
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; an error if it has a key twice, since which one counts is not to be guessed."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} appears twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def field(content: Mapping[str, Any], key: str, path: str | Path) -> Any:
@@ -88,16 +156,51 @@ def mapping(content: Mapping[str, Any], key: str, path: str | Path) -> dict[str,
     return value
 
 
+def names(content: Mapping[str, Any], key: str, path: str | Path) -> list[str]:
+    """One field that lists names."""
+    value = field(content, key, path)
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise RecastError(f"{path}: the field {key!r} must be a list of names, not {value!r:.200}")
+    return value
+
+
 def array(content: Mapping[str, Any], key: str, path: str | Path, ndim: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """One numeric field as a float64 array with `ndim` axes; null becomes NaN."""
     written = field(content, key, path)
     try:
+        if not _numbers(written):
+            raise TypeError("a text or a truth value is no number")
         values = np.asarray(written, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RecastError(f"{path}: the field {key!r} is not a number or a rectangular array of numbers") from error
     if values.ndim != ndim:
         raise RecastError(f"{path}: the field {key!r} must have {ndim} axes, not {values.ndim}")
     return values
+
+
+def _numbers(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_numbers, value))
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def slug(value: Any, what: str, path: str | Path) -> str:
+    """A name that may become part of a file name; an error if it has anything but letters, digits and . _ + -."""
+    if not isinstance(value, str) or not _SLUG.fullmatch(value):
+        raise RecastError(f"{path}: {what} must be a name of letters, digits and . _ + -, not {value!r:.200}")
+    return value
+
+
+def inside(folder: Path, file: Any, path: str | Path) -> Path:
+    """The file that a row of an artifact names relative to `folder`; an error if it lies outside, links followed."""
+    try:
+        found = folder / Path(file)
+        found.exists()  # raises if the name is too long
+        if found.resolve().is_relative_to(folder.resolve()) and found.resolve() != folder.resolve():
+            return found
+    except (TypeError, ValueError, OSError, RuntimeError):  # no text, a null byte, a name too long, a circle of links
+        pass
+    raise RecastError(f"{path}: the file {file!r:.200} must lie in {folder}; folders of others may name anything")
 
 
 def plain(value: Any) -> Any:
@@ -121,11 +224,16 @@ def read_rows(path: Path, maker: str) -> list[dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise RecastError(f"{path}: cannot be read: {error.strerror or error}; run {maker} first") from error
+    except UnicodeDecodeError as error:
+        raise RecastError(f"{path}: not UTF-8 text ({error.reason}); run {maker} again") from error
     rows = []
     lines = text.removesuffix("\n").split("\n") if text else []  # a prompt may contain other line separators
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except ValueError as error:
+            row = json.loads(line, object_pairs_hook=_distinct)
+            if not isinstance(row, dict):
+                raise ValueError("a row must be an object")
+            rows.append(row)
+        except (ValueError, RecursionError) as error:
             raise RecastError(f"{path}, line {number}: not valid JSON ({error})") from error
     return rows

@@ -87,8 +87,10 @@ class GainCurves:
         if self.D.shape != shape:
             raise RecastError(f"D must have the shape (rewards, levels) = {shape}, not {self.D.shape}")
         for name, row in zip(self.rewards, self.D, strict=True):
-            if not np.isfinite(row).all():
-                raise RecastError(f"D of the reward {name!r} is not finite: leave out a reward that has no curve")
+            if not (np.abs(row) < 1e100).all():
+                raise RecastError(
+                    f"D of the reward {name!r} is not finite or absurd: leave out a reward without a curve"
+                )
         if self.D_prompts is not None and (self.D_prompts.ndim != 3 or self.D_prompts.shape[1:] != shape):
             raise RecastError(f"D_prompts must have the shape (prompts, *{shape}), not {self.D_prompts.shape}")
         if self.D_prompts is not None and len(self.D_prompts) == 0:

@@ -32,6 +32,7 @@ __all__ = [
 
 _SWEEPS = 100  # sweeps of Alg. 3 before Newton takes over; the paper needs fewer at m <= 4, T <= 25
 _WIDEST = 300.0  # range of log K up to which products of exponentials stay inside float64
+_COLDEST = 1e-300  # the smallest temperature by which a kernel can be divided
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ def project_many(
     for name, value in (("tau", tau), ("tol", tol), ("max_iter", max_iter)):
         if not 0 < value < math.inf:
             raise RecastError(f"{name} must be a positive number, not {value:g}")
+    if tau < _COLDEST:
+        raise RecastError(f"tau must be at least {_COLDEST:g}, not {tau:g}: the method hard is its limit")
     log_kernel = _kernel(gains, ndims=(2, 3)) / tau
     m, steps = log_kernel.shape[-2:]
     rows, nu = simplex(np.atleast_2d(budgets), m, "budget", ndim=2), masses(columns, steps)
@@ -294,7 +297,7 @@ def simplex(values: ArrayLike, size: int | None, name: str, ndim: int = 1) -> Ar
     """`values` (size,) or (B, size) divided by their sum; an error that names `name` if they are invalid."""
     try:
         array: Array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RecastError(f"{name} must be numbers, not {values!r:.200}") from error
     if array.ndim != ndim or array.size == 0 or (size is not None and array.shape[-1] != size):
         wanted = f"{size} numbers" if size is not None else "one row of numbers"

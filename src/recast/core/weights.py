@@ -127,12 +127,17 @@ class WeightMatrix:
             )
         if not (np.isfinite(self.matrix).all() and (self.matrix >= 0).all()):
             raise RecastError("W must be finite and non-negative")
+        wrong = f"the budget must be shares that sum to 1, not {self.budget.tolist()}"
+        if not (np.isfinite(self.budget).all() and (self.budget >= 0).all()):
+            raise RecastError(wrong)
         matched = control_of(self.method)[0] == "matched"
         sums, wanted = (self.matrix.sum(0), self.nu) if matched else (self.matrix.sum(1), self.budget)
         off = float(np.abs(sums - wanted).max())
         if off > 1e-6:
             what = "columns of W by method 'matched' must sum to nu" if matched else "rows of W must sum to the budget"
             raise RecastError(f"the {what}, but one is off by {off:.3g}")
+        if abs(self.budget.sum() - 1) > 1e-6:
+            raise RecastError(wrong)
         if (self.matrix.max(axis=0)[self.nu == 0] > 1e-9).any():
             raise RecastError("W must be 0 at the steps where nu is 0: there is no mass to share out")
 

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from recast import processes
-from recast.estimate.shards import Claim, Shards
+from recast.estimate.shards import Shards
+from recast.lock import Claim
 
 __all__ = ["Scheduler"]
 

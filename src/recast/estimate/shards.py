@@ -7,11 +7,7 @@ the map to non-negative scores, α and the aggregation are applied when curves a
 from __future__ import annotations
 
 import hashlib
-import os
-import socket
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +17,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from recast import identity, versions
+from recast import identity, lock, versions
 from recast.core import artifact
 from recast.errors import RecastError
 
-__all__ = ["STALE", "Claim", "Rollouts", "Shards"]
+__all__ = ["Rollouts", "Shards"]
 
 _FORMAT = "recast.shards"
-STALE = 120.0
-"""Seconds without a heartbeat after which a lock is stale."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +62,7 @@ class Shards:
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], present: versions.Versions | None = None) -> None:
         self.folder = folder
+        artifact.sweep(folder)
         self.versions: dict[str, Any] = dict(present or {})
         path = folder / "manifest.json"
         flat = identity.flatten(settings)
@@ -92,46 +87,18 @@ class Shards:
         """Whether a prompt has its shard."""
         return self.path(name).is_file()
 
-    def claim(self, name: str) -> Claim | None:
+    def claim(self, name: str) -> lock.Claim | None:
         """A claim of a prompt for this process alone, or None while another process holds one.
 
-        A claim is a lock file that its owner touches regularly. The lock is stale, and is taken over, after `STALE`
-        seconds without a touch or if its owner is known to be dead. Two owners at once would only waste time: they
-        write the same bytes.
+        Two owners at once would only waste time: they write the same bytes.
         """
-        lock = self.path(name).with_suffix(".lock")
-        return Claim(lock) if self._take(lock) else None
+        return lock.claim(self.path(name).with_suffix(".lock"))
 
     def sweep(self, names: Sequence[str]) -> None:
         """Remove the locks of prompts that have a shard; their owners were killed before they could."""
         for name in names:
             if self.has(name):
                 self.path(name).with_suffix(".lock").unlink(missing_ok=True)
-
-    def _take(self, lock: Path) -> bool:
-        for _ in range(2):
-            try:
-                handle = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-                os.write(handle, f"{socket.gethostname()} {os.getpid()}".encode())
-                os.close(handle)
-                return True
-            except FileExistsError:
-                with suppress(FileNotFoundError):  # its owner released it meanwhile
-                    if self._now() - lock.stat().st_mtime < STALE and not _died_here(lock.read_text()):
-                        return False
-                lock.unlink(missing_ok=True)
-            except OSError as error:
-                raise RecastError(f"{lock}: the prompt cannot be claimed: {error.strerror or error}") from error
-        return False
-
-    def _now(self) -> float:
-        """The time by the file system's clock: the clocks of machines that share it may differ."""
-        probe = self.folder / f".clock-{os.getpid()}-{threading.get_ident()}"
-        probe.touch()
-        try:
-            return probe.stat().st_mtime
-        finally:
-            probe.unlink(missing_ok=True)
 
     def write(self, name: str, rollouts: Rollouts, inputs: str) -> None:
         """Store a prompt's scores with `inputs`, the hash of the proposals they were made from."""
@@ -153,37 +120,3 @@ class Shards:
                 "remove it, or choose another --out"
             )
         return rollouts
-
-
-class Claim:
-    """A lock file that this process owns; a thread touches it regularly."""
-
-    def __init__(self, lock: Path) -> None:
-        self._lock, self._done = lock, threading.Event()
-        self._beat = threading.Thread(target=self._keep, daemon=True)
-        self._beat.start()
-
-    def _keep(self) -> None:
-        while not self._done.wait(STALE / 10):
-            with suppress(OSError):
-                os.utime(self._lock)
-
-    def release(self) -> None:
-        """Remove the lock."""
-        self._done.set()
-        self._beat.join()
-        self._lock.unlink(missing_ok=True)
-
-
-def _died_here(owner: str) -> bool:
-    """Whether the owner of a lock was a process of this machine that has ended."""
-    host, _, pid = owner.partition(" ")
-    if host != socket.gethostname() or not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False

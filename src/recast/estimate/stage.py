@@ -80,6 +80,8 @@ def estimate(
     machines. Of those under one launcher, the first writes the curves; the others wait for it and return None. Weights
     and figures of earlier curves are removed, since they would contradict the new ones.
     """
+    if until_ci is not None and not 0 < until_ci < float("inf"):
+        raise RecastError(f"--until-ci must be a finite number above 0, the width of an interval, not {until_ci}")
     _warn_of_bias(recipe)
     shards = _open(recipe, out, reuse)  # first, since other settings leave the folder unchanged
     with _one_thread():

@@ -94,6 +94,10 @@ class Scores:
         """All rewards, the trained ones first; the rows of `values`."""
         return (*self.trained, *self.held_out)
 
+    def image(self, number: int) -> Path:
+        """The file of an image, which lies in `folder`."""
+        return artifact.inside(self.folder, self.images[number].get("file"), self.folder / "scores.jsonl")
+
     def images_hash(self) -> str:
         """SHA-256 of what decides the images: the settings they were made with, their prompts and seeds."""
         content = json.dumps([dict(self.settings), self.prompts_and_seeds], sort_keys=True)
@@ -132,8 +136,14 @@ class Scores:
         method, budget, seed = (
             artifact.field(run, key, path / "manifest.json") for key in ("method", "budget", "seed")
         )
-        trained, held_out = (tuple(artifact.field(manifest, key, path)) for key in ("trained", "held_out"))
+        artifact.slug(method, "run.method", path / "manifest.json")
+        trained, held_out = (
+            tuple(artifact.names(manifest, key, path / "manifest.json")) for key in ("trained", "held_out")
+        )
+        _check_run(budget, seed, (*trained, *held_out), path / "manifest.json")
         rows = artifact.read_rows(path / "scores.jsonl", "recast evaluate")
+        for number, row in enumerate(rows, start=1):
+            _check_row(row, f"{path / 'scores.jsonl'}, line {number}")
         try:
             table = [[row["scores"][name] for row in rows] for name in (*trained, *held_out)]
             values = np.array(table, dtype=np.float64).reshape(len(trained) + len(held_out), len(rows))
@@ -144,6 +154,35 @@ class Scores:
         images = tuple({key: value for key, value in row.items() if key != "scores"} for row in rows)
         facts = [artifact.mapping(manifest, key, path / "manifest.json") for key in ("settings", "versions")]
         return cls(path, method, dict(budget), int(seed), trained, held_out, images, values, *facts)
+
+
+def _is_number(value: Any, kind: Any = float) -> bool:
+    """Whether a value of JSON is a finite number, a whole one for `kind=int`; true and false are none."""
+    fits: bool = isinstance(value, (int, kind)) and not isinstance(value, bool) and -1e300 < value < 1e300
+    return fits
+
+
+def _check_run(budget: Any, seed: Any, rewards: Sequence[str], path: Path) -> None:
+    """Raise if a manifest's run has a field of another type."""
+    if not isinstance(budget, dict) or not all(_is_number(each) and each >= 0 for each in budget.values()):
+        raise RecastError(f"{path}: run.budget must map rewards to numbers, not be {budget!r:.200}")
+    if not _is_number(seed, int):
+        raise RecastError(f"{path}: run.seed must be a whole number, not {seed!r:.200}")
+    if len(set(rewards)) < len(rewards):
+        raise RecastError(f"{path}: a reward is named twice among {', '.join(rewards)}")
+
+
+def _check_row(row: Mapping[str, Any], where: str) -> None:
+    """Raise if a row of scores.jsonl has a field of another type."""
+    scores = row.get("scores")
+    wrong = [name for name in ("prompt", "file") if not isinstance(row.get(name), str)]
+    wrong += [name for name in ("index", "seed") if not _is_number(row.get(name), int)]
+    if not isinstance(scores, dict):
+        wrong.append("scores")
+    else:
+        wrong += [f"scores.{name}" for name, each in scores.items() if each is not None and not _is_number(each)]
+    if wrong:
+        raise RecastError(f"{where}: the field {wrong[0]} is missing or has a wrong value: run recast evaluate again")
 
 
 def find(folders: Sequence[Path]) -> list[Scores]:

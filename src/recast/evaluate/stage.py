@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recast import identity, images, processes, prompts, versions
+from recast import identity, images, lock, processes, prompts, versions
 from recast.config import Recipe
 from recast.core import artifact
 from recast.errors import RecastError
@@ -79,8 +79,12 @@ def evaluate(recipe: Recipe, out: Path, lora: Path | None, progress: Progress) -
         of its package.
     """
     _check(recipe, lora)
+    with lock.alone(out / "scores" / ".lock", f"evaluating in {out}"):
+        return _evaluate(recipe, out / "scores", lora, progress)
+
+
+def _evaluate(recipe: Recipe, folder: Path, lora: Path | None, progress: Progress) -> Path | None:
     planned = _images_of(recipe)
-    folder = out / "scores"
     parts = _parts(planned)
     if processes.RANK == 0:
         _claim(folder, recipe, lora)

@@ -47,7 +47,7 @@ def generate(
     Raises
     ------
     RecastError
-        If there are no prompts, not as many seeds, or the method is stochastic.
+        If there are no prompts, not as many seeds, or the method is stochastic; if an image is not finite.
 
     Examples
     --------
@@ -72,7 +72,19 @@ def generate(
         x = start_noise(policy.latent_shape, seeds[start : start + batch]).to(policy.device)
         latents = sampling.sample(conditioned(policy, condition), x, sigmas, method=method)
         images.append(policy.decode(latents).cpu())  # a thousand images at 1024² are 12 GB
+        _require_finite(latents, images[-1], prompts[start : start + batch])
     return torch.cat(images)
+
+
+def _require_finite(latents: Tensor, images: Tensor, prompts: Sequence[str]) -> None:
+    """Raise if a latent or an image is not finite; as a file it would be black."""
+    for values, what in ((latents, "a latent"), (images, "an image")):
+        good = values.isfinite().flatten(1).all(1).tolist()
+        if not all(good):
+            raise RecastError(
+                f"the policy makes {what} that is not finite for the prompt {prompts[good.index(False)]!r}: its "
+                "parameters or its adapter are broken, or policy.dtype has too small a range"
+            )
 
 
 def start_noise(shape: Sequence[int], seeds: Sequence[int]) -> Tensor:

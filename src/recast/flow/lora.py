@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,18 +15,29 @@ from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch.nn import Parameter
 
+from recast.core import artifact
 from recast.errors import RecastError
 from recast.flow.sharded import like, whole
 
-__all__ = ["FILE", "Adapters", "Who"]
+__all__ = ["FILE", "Adapters", "Who", "require_finite"]
 
 FILE = "pytorch_lora_weights.safetensors"
 """The file name under which diffusers looks for adapters."""
 Who = Literal["default", "old", "base"]
 """The trained adapter, the old policy's adapter, or the base without adapters."""
+
+
+def require_finite(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Raise if a tensor of a file has values that are not finite, which would turn into black images."""
+    bad = [name for name, each in tensors.items() if each.is_floating_point() and not bool(torch.isfinite(each).all())]
+    if bad:
+        raise RecastError(
+            f"{path}: {len(bad)} of {len(tensors)} tensors have values that are not finite, the first is {bad[0]}: "
+            "use a checkpoint from before the training diverged"
+        )
 
 
 class Adapters:
@@ -170,16 +180,7 @@ class Adapters:
             return folder / FILE
         # `save_lora_weights` adds a second metadata key, and safetensors writes the two in random order.
         metadata = {LORA_ADAPTER_METADATA_KEY: json.dumps(settings, indent=2, sort_keys=True, default=sorted)}
-        temporary = folder / f".{FILE}.{os.getpid()}.tmp"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            save_file(state, temporary, metadata)
-            return temporary.replace(folder / FILE)
-        except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            reason = getattr(error, "strerror", None) or error
-            raise RecastError(f"{folder}: the adapter cannot be written: {reason}") from error
+        return artifact.write_bytes(folder / FILE, save(state, metadata))
 
     def load(self, folder: str | Path, who: Literal["default", "old"] = "default") -> None:
         """Read an adapter that `save` wrote; its modules, rank and alpha must be those of this transformer."""
@@ -192,6 +193,7 @@ class Adapters:
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, ValueError) as error:
             raise RecastError(f"{path}: the adapter file cannot be read: {error}") from error
+        require_finite(state, path)
         mine = self.transformer.peft_config[who]
         for key, value in (("r", mine.r), ("lora_alpha", mine.lora_alpha)):
             found = metadata.get(f"transformer.{key}")

@@ -118,7 +118,7 @@ class Judge(Endpoint):
         super().__init__(settings.base_url, variable, retries=settings.tries - 1, **patience)
         if host in _VARIABLES and not self.key():
             raise RecastError(f"the environment variable {variable} is not set: set it to your key for {self.base}")
-        self.answered = self.row = 0
+        self.answered = self.row = self.useless = 0
         self.reason = ""
 
     def ask_all(self, calls: Sequence[Call], progress: Callable[[Any, int], Any]) -> None:
@@ -146,6 +146,7 @@ class Judge(Endpoint):
         body: dict[str, Any] = {"model": self.settings.model, "messages": call.messages(), "temperature": 0}
         body |= {"max_tokens": self.settings.max_tokens} if self.settings.max_tokens else {}
         self.cap.take()
+        call.log.sent(call.key)
         try:
             reply = self.post("chat/completions", body, call.about)
             tokens = _tokens(reply)
@@ -153,6 +154,7 @@ class Judge(Endpoint):
         except RefusedError as error:
             self.cap.give_back()
             if not error.single:
+                call.log.failure(call.key, self.excerpt(str(error)), False, tokens)
                 raise
             call.log.refusal(call.key, self.excerpt(str(error)))
             self._drop(call, error)
@@ -161,18 +163,28 @@ class Judge(Endpoint):
             if not error.billed:
                 self.cap.give_back()
             call.log.failure(call.key, self.excerpt(str(error)), error.billed, tokens)
+            self._require_use(error)
             raise
         call.log.answer(call.key, answer, tokens)
-        self.answered, self.row = self.answered + 1, 0
+        self.answered, self.row, self.useless = self.answered + 1, 0, 0
+
+    def _require_use(self, error: FailedError) -> None:
+        """Stop after two replies without an answer between them that are no chat completions: more only cost more."""
+        self.useless += bool(error.useless)
+        if error.useless and self.useless > 1:
+            raise RecastError(
+                f"{self.base} gave two replies that are no chat completions, which may have been billed: {error}; "
+                "check --base-url and --model"
+            )
 
     def _read(self, call: Call, reply: Any) -> Any:
         text, cut = self.text_of(reply)
         if cut:
             raise UnreadableError(f"the answer was cut at the token limit: {self.excerpt(text)!r}")
         try:
-            return call.read(self.redact(text))
+            return self.redacted(call.read(text))
         except Exception as error:  # no answer of a model may stop the other calls
-            raise UnreadableError(f"{error}: {self.excerpt(text)!r}") from None
+            raise UnreadableError(f"{self.excerpt(str(error))}: {self.excerpt(text)!r}") from None
 
     def _drop(self, call: Call, error: RecastError) -> None:
         """Leave a call without an answer; after many in a row the server is considered down."""

@@ -1,4 +1,4 @@
-"""The log of all calls, one line per reply, written to disk before anything else: no paid answer is lost."""
+"""The log of all calls, one line before each and one per reply: no paid answer is lost, and no call goes uncounted."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ Key = tuple[int, int, str]
 
 
 class Log:
-    """calls.jsonl of one comparison: answers, failures and tokens; only one process may write it.
+    """calls.jsonl of one comparison: answers, failures and tokens; its folder must be locked (`recast.lock`).
 
     An incomplete last line, as a kill leaves it, is removed and its call is made again. `failed` counts the attempts of
     a call that may have been billed, `gone` are the calls that will not be made again. Failures after the last answer
     come from an outage or wrong settings and do not count at the next start; with `forget`, no earlier failure counts.
+    A call without a reply was on its way when its process was killed: it may have been billed, and is made again.
     """
 
     def __init__(self, path: Path, forget: bool = False) -> None:
@@ -32,14 +33,16 @@ class Log:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
-            _claim(self._file.fileno(), path)
             self._file.seek(0)
             whole = self._file.read().rpartition(b"\n")
             self._file.truncate(len(whole[0]) + len(whole[1]))
         except OSError as error:
             raise RecastError(f"{path}: cannot be written: {error.strerror or error}") from error
         lines = whole[0].split(b"\n") if whole[0] else []
-        self.records: list[dict[str, Any]] = [self._read(number, line) for number, line in enumerate(lines, 1)]
+        self.records: list[dict[str, Any]] = []
+        self._open: Counter[Key] = Counter()  # calls that were sent and have no reply yet
+        for number, line in enumerate(lines, 1):
+            self._note(self._read(number, line))
         self.answers = {_key(each): each["answer"] for each in self.records if "answer" in each}
         self.failed: Counter[Key] = Counter()
         last = max((k for k, each in enumerate(self.records) if "answer" in each), default=0)
@@ -51,6 +54,8 @@ class Log:
         try:
             record = dict(json.loads(line))
             _key(record)
+            if record.get("sent") is True:
+                return record
             answer: Any = record["answer"] if "answer" in record else record["failed"]
             tokens = record["tokens"]
             known = isinstance(record["billed"], bool) and [type(count) for count in tokens] == [int, int]
@@ -63,24 +68,36 @@ class Log:
             raise RecastError(f"{self.path}, line {number}: not a call ({error}); remove that line") from error
         return record
 
+    def _note(self, record: dict[str, Any]) -> None:
+        key = _key(record)
+        if "sent" in record:
+            self._open[key] += 1
+            return
+        self._open[key] -= self._open[key] > 0  # the logs of earlier releases hold replies only
+        self.records.append(record)
+
+    def sent(self, key: Key) -> None:
+        """Record that a call is about to be made, so that a kill does not hide it."""
+        self._append(key, {"sent": True})
+
     def answer(self, key: Key, answer: Any, tokens: tuple[int, int]) -> None:
         """Record the answer of a call."""
-        self._append(key, {"answer": answer, "billed": True}, tokens)
+        self._append(key, {"answer": answer, "billed": True, "tokens": list(tokens)})
         self.answers[key] = answer
 
     def failure(self, key: Key, reason: str, billed: bool, tokens: tuple[int, int]) -> None:
         """Record that a call failed; it counts as an attempt if it may have been billed."""
-        self._append(key, {"failed": reason, "billed": billed}, tokens)
+        self._append(key, {"failed": reason, "billed": billed, "tokens": list(tokens)})
         self.failed[key] += int(billed)  # no lock: a call is never made twice at the same time
 
     def refusal(self, key: Key, reason: str) -> None:
         """Record that the content of a call was refused: it is not made again."""
-        self._append(key, {"failed": reason, "billed": False, "refused": True}, (0, 0))
+        self._append(key, {"failed": reason, "billed": False, "refused": True, "tokens": [0, 0]})
         self.gone.add(key)
 
-    def _append(self, key: Key, fields: Mapping[str, Any], tokens: tuple[int, int]) -> None:
+    def _append(self, key: Key, fields: Mapping[str, Any]) -> None:
         pair, order, about = key
-        record = {"pair": pair, "order": order, "about": about, **fields, "tokens": list(tokens)}
+        record = {"pair": pair, "order": order, "about": about, **fields}
         line = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._lock:
             try:
@@ -89,12 +106,12 @@ class Log:
                 os.fsync(self._file.fileno())
             except OSError as error:
                 raise RecastError(f"{self.path}: cannot be written: {error.strerror or error}") from error
-            self.records.append(record)
+            self._note(record)
 
     @property
     def calls(self) -> int:
-        """Number of requests that may have been billed."""
-        return sum(bool(record["billed"]) for record in self.records)
+        """Number of requests that may have been billed, those without a reply included."""
+        return sum(bool(record["billed"]) for record in self.records) + sum(self._open.values())
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -102,22 +119,10 @@ class Log:
         return sum(each["tokens"][0] for each in self.records), sum(each["tokens"][1] for each in self.records)
 
     def close(self) -> None:
-        """Close the file and release its lock."""
+        """Close the file."""
         with suppress(OSError):  # a failed write has been reported already
             self._file.close()
 
 
 def _key(record: Mapping[str, Any]) -> Key:
     return int(record["pair"]), int(record["order"]), str(record["about"])
-
-
-def _claim(descriptor: int, path: Path) -> None:
-    """Lock the file, so that two processes never pay for the same calls; a killed process releases the lock."""
-    try:
-        import fcntl
-    except ImportError:  # not available on Windows
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise RecastError(f"another recast judge is writing {path}: wait for it, or choose another --out") from None

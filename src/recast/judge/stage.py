@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from recast import evaluate, identity
+from recast import evaluate, identity, images, lock
 from recast.core import artifact
 from recast.errors import RecastError
 from recast.evaluate import Scores
@@ -42,16 +42,12 @@ class Comparison:
 
     def image(self, run: int, number: int) -> Path:
         """The file of an image of the first (0) or the second (1) run."""
-        policy = (self.first, self.second)[run]
-        return policy.folder / str(policy.images[number]["file"])
+        return (self.first, self.second)[run].image(number)
 
     def shown(self, number: int, order: int) -> tuple[bytes, bytes]:
         """The two images of a pair in the order in which they are shown: A, then B."""
-        paths = [self.image(run, number) for run in ((0, 1), (1, 0))[order]]
-        try:
-            return paths[0].read_bytes(), paths[1].read_bytes()
-        except OSError as error:
-            raise RecastError(f"{error.filename}: cannot be read: {error.strerror}; run recast evaluate") from error
+        first, second = (self.image(run, number) for run in ((0, 1), (1, 0))[order])
+        return images.read(first, "run recast evaluate"), images.read(second, "run recast evaluate")
 
     def prompt(self, number: int) -> str:
         """The prompt of a pair."""
@@ -141,9 +137,10 @@ def judge(comparisons: Sequence[Comparison], settings: Settings, progress: Progr
     StaleError if a folder contains verdicts of another judge, rubric or run. All answers received are kept.
     """
     rubric, server = protocol.rubric(settings.rubric), Judge(settings)
-    for each in comparisons:
-        _claim(each, settings, rubric)
     with ExitStack() as stack:
+        for each in comparisons:
+            stack.enter_context(lock.alone(each.folder / ".lock", f"judging in {each.folder}"))
+            _claim(each, settings, rubric)
         logs = [Log(each.folder / "calls.jsonl", forget) for each in comparisons]
         for log in logs:
             stack.callback(log.close)
@@ -166,8 +163,8 @@ def _verdict_calls(comparisons: Sequence[Comparison], logs: Sequence[Log], rubri
 
     def call(row: int, number: int, order: int) -> Call:
         each = comparisons[row]
-        images = partial(each.shown, number, order)
-        return ask.verdict_call(logs[row], number, order, rubric, each.prompt(number), images)
+        shown = partial(each.shown, number, order)
+        return ask.verdict_call(logs[row], number, order, rubric, each.prompt(number), shown)
 
     return [call(row, number, order) for _, row, number in sorted(ranked) for order in (0, 1)]
 

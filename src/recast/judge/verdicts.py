@@ -240,6 +240,10 @@ def load(folder: Path) -> Verdicts:
     """
     manifest = artifact.read(folder / "manifest.json", FORMAT)
     rows = artifact.read_rows(folder / "verdicts.jsonl", "recast judge")
+    for name in ("first", "second"):
+        run = artifact.mapping(manifest, name, folder / "manifest.json")
+        if "method" in run:
+            artifact.slug(run["method"], f"{name}.method", folder / "manifest.json")
     try:
         return from_rows(manifest, rows, folder)
     except (KeyError, TypeError, ValueError) as error:

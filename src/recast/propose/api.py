@@ -1,7 +1,7 @@
 """Proposals from an image API: OpenAI's image generation, or Gemini's.
 
 An image is counted before it is requested and stored as soon as it arrives, so that a run that is killed or reaches its
-cap loses no image and pays for none twice.
+cap loses no image and pays for none twice. Two answers that are useless in the same way stop the run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +23,12 @@ from recast.progress import Progress
 from recast.propose.store import Store
 
 __all__ = ["Client", "fetch"]
+
+_EXPECTED = {
+    "openai": "data[0].b64_json, and no url on the same host",
+    "gemini": "inlineData in candidates[0].content.parts",
+}
+"""Where a reply has its image."""
 
 
 class Client(Endpoint):
@@ -49,15 +57,59 @@ class Client(Endpoint):
                 "generationConfig": {"responseModalities": ["IMAGE"], "imageConfig": {"aspectRatio": "1:1"}},
             }
             path = f"models/{self._model}:generateContent"
-        reply = self.post(path, body, f"the prompt {prompt!r}")
+        about = f"the prompt {prompt!r}"
+        reply = self.post(path, body, about)
         try:
             if self._kind == "openai":
-                return base64.b64decode(reply["data"][0]["b64_json"], validate=True)
+                made = reply["data"][0]
+                if "b64_json" not in made and isinstance(made.get("url"), str):
+                    return self._download(made["url"], about)
+                return base64.b64decode(made["b64_json"], validate=True)
             parts = reply["candidates"][0]["content"]["parts"]
             return base64.b64decode(next(p["inlineData"]["data"] for p in parts if "inlineData" in p), validate=True)
-        except (ValueError, KeyError, IndexError, TypeError, StopIteration) as error:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, StopIteration) as error:
+            if isinstance(error, FailedError):
+                raise
             text = self.excerpt(json.dumps(reply))
-            raise FailedError(f"the reply has no image ({type(error).__name__}): {text}") from error
+            raise FailedError(f"the reply has no {_EXPECTED[self._kind]}: {text}", useless="image") from error
+
+    def _download(self, url: str, about: str) -> bytes:
+        """An image that is paid for and waits on the same host; only its download is tried again."""
+        for tries in range(self.retries + 1):
+            try:
+                return self.get(url, about)
+            except FailedError as error:
+                if tries == self.retries:
+                    raise
+                time.sleep(self.pause(tries, error.wait))
+        raise AssertionError("unreachable")
+
+
+class _Useless:
+    """Answers that are useless, by kind: a second one of the same kind stops the run, because more only cost more.
+
+    An image in between shows that the server can answer, and the count starts again; not so for one prompt, whose
+    second answer of a kind will be followed by a third.
+    """
+
+    def __init__(self, base: str) -> None:
+        self._base, self._seen, self._lock = base, Counter[Any](), threading.Lock()
+
+    def note(self, task: tuple[str, int], error: FailedError) -> None:
+        """Count an answer; RecastError if it is the second one of its kind."""
+        with self._lock:
+            self._seen.update([error.useless, (task, error.useless)])
+            if max(self._seen[error.useless], self._seen[task, error.useless]) > 1:
+                raise RecastError(
+                    f"{self._base} gave two answers that cannot be used, which may have been billed, the last for the "
+                    f"prompt {task[0]!r}: {error}; check propose.source, propose.model and propose.base_url"
+                )
+
+    def image(self) -> None:
+        """Note that there was an image."""
+        with self._lock:
+            for kind in [kind for kind in self._seen if isinstance(kind, str)]:
+                del self._seen[kind]
 
 
 class _Ledger:
@@ -89,7 +141,7 @@ def fetch(client: Client, store: Store, tasks: list[tuple[str, int]], progress: 
 
     A refusal or the cap stops new requests; images of running requests are still stored.
     """
-    ledger = _Ledger(store, client.config.cap)
+    ledger, useless = _Ledger(store, client.config.cap), _Useless(client.base)
 
     def get(task: tuple[str, int]) -> None:
         ledger.take()
@@ -98,11 +150,16 @@ def fetch(client: Client, store: Store, tasks: list[tuple[str, int]], progress: 
         except (FailedError, RefusedError) as error:
             if not error.billed:
                 ledger.give_back()
+            if isinstance(error, FailedError) and error.useless:
+                useless.note(task, error)
             raise
         try:
             store.add(*task, content)
         except UndecodableError as error:
-            raise FailedError(str(error)) from error
+            failure = FailedError(str(error), useless="decodable")
+            useless.note(task, failure)
+            raise failure from error
+        useless.image()
 
     client.each(
         get,

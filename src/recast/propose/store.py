@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recast import identity, images
+from recast import identity, images, lock
 from recast.core import artifact
 from recast.errors import RecastError
 from recast.images import SUFFIXES, UndecodableError
@@ -59,22 +59,9 @@ class Store:
             raise RecastError(f"there are no proposals in {folder}: run `recast propose` with the same --out first")
         return cls(folder, settings, smallest)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Lock the folder: two processes would request the same images."""
-        try:
-            import fcntl
-        except ImportError:  # not on Windows
-            yield
-            return
-        with (self.folder / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RecastError(
-                    f"another process is making proposals in {self.folder}: wait for it to finish"
-                ) from error
-            yield
+        return lock.alone(self.folder / ".lock", f"making proposals in {self.folder}")
 
     def missing(self, prompts: Sequence[str], samples: int) -> list[tuple[str, int]]:
         """The (prompt, number) pairs that have no image yet, in order."""
@@ -131,7 +118,9 @@ def read_manifest(folder: Path) -> dict[str, list[Path]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            file, prompt = folder / row["file"], str(row["prompt"])
+            file, prompt = artifact.inside(folder, row["file"], f"{path}, line {number}"), str(row["prompt"])
+        except RecastError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise RecastError(f"{path}, line {number}: a line must have prompt and file ({error!r})") from error
         if not file.is_file():

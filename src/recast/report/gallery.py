@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from recast import images
 from recast.evaluate import Budget, Scores
 from recast.judge import Verdicts
 from recast.report import judged, sections
@@ -58,7 +60,7 @@ def _pair(verdicts: Verdicts, row: int, left: int, where: judged.Where) -> Pair:
     """A judged pair; `left` is the run shown on the left, 0 the first and 1 the second."""
     number = verdicts.indices[row]
     runs = [where[method, verdicts.budget, verdicts.seed] for method in (verdicts.first, verdicts.second)]
-    files = [run.folder / str(run.images[number]["file"]) for run in runs]
+    files = [run.image(number) for run in runs]
     return verdicts.prompts[row], files[left], files[1 - left]
 
 
@@ -137,7 +139,7 @@ def _show(figure: Figure, path: Path, x: float, y: float) -> None:
 
     width, height = figure.get_size_inches()
     axes = figure.add_axes((x / width, y / height, _CELL / width, _CELL / height))
-    with Image.open(path) as image:
+    with Image.open(io.BytesIO(images.read(path, "run recast evaluate again"))) as image:
         image = image.convert("RGB")
         image.thumbnail((_SIDE, _SIDE))
         axes.imshow(np.asarray(image), interpolation="nearest" if max(image.size) <= 128 else "antialiased")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from recast import images
 from recast.core import renyi, schedule
 from recast.core.curves import GainCurves
 from recast.core.matched import floors
@@ -125,7 +126,7 @@ def _gallery(policies: Sequence[Scores]) -> dict[str, Any]:
             column = policy.values[[policy.rewards.index(name) for name in rewards], k]
             known = [None if np.isnan(value) else float(value) for value in column]
             scores[shown(policy.method)] = dict(zip(rewards, known, strict=True))
-            pictures[shown(policy.method)] = _embedded(policy.folder / policy.images[k]["file"])
+            pictures[shown(policy.method)] = _embedded(policy.image(k))
         items.append({"prompt": image["prompt"], "seed": image["seed"], "scores": scores, "images": pictures})
     return {"methods": [shown(policy.method) for policy in policies], "rewards": rewards, "items": items}
 
@@ -150,11 +151,11 @@ def _judged_pair(verdicts: Verdicts, row: int, names: tuple[str, str], where: ju
     """Prompt, images and the verdicts in both orders of one pair."""
     number = verdicts.indices[row]
     runs = [where[method, verdicts.budget, verdicts.seed] for method in (verdicts.first, verdicts.second)]
-    images = [_embedded(run.folder / run.images[number]["file"]) for run in runs]
+    shown_images = [_embedded(run.image(number)) for run in runs]
     won = [names[0] if value else names[1] for value in verdicts.won["overall"][row]]
     return {
         "prompt": verdicts.prompts[row],
-        "images": images,
+        "images": shown_images,
         "note": f"λ {budget_name(verdicts.budget)}, seed {runs[0].images[number]['seed']}; "
         + "; ".join(f"order {k + 1}: {won[k]}, score {verdicts.scores[row, k]:g}" for k in (0, 1)),
     }
@@ -166,9 +167,10 @@ def _embedded(path: Path) -> str:
 
     if not path.is_file():
         raise RecastError(f"{path} is missing: run recast evaluate again to make it")
-    with Image.open(path) as image:
+    content = images.read(path, "run recast evaluate again to make it")
+    with Image.open(io.BytesIO(content)) as image:
         if max(image.size) <= _SMALL:
-            return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+            return "data:image/png;base64," + base64.b64encode(content).decode()
         image = image.convert("RGB")
         image.thumbnail((_SIDE, _SIDE))
         file = io.BytesIO()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from recast import evaluate, judge
+from recast import evaluate, judge, lock
 from recast.core import artifact
 from recast.core.curves import GainCurves
 from recast.core.weights import WeightMatrix
@@ -77,13 +77,15 @@ def report(folders: Sequence[Path], out: Path) -> Report:
     tables = (*_tables(runs, trained, held_out), *predicted, *judged.tables(verdicts))
     made = Report(found, alarms, tables, out / "index.html")
     gradients = None if measured is None else effects.data(measured, weights)
-    _write(made, _page(made, folders, policies, verdicts, gradients), out)
-    if importlib.util.find_spec("matplotlib") is not None:
-        _draw(runs, (*trained, *held_out), out)
-        if measured is not None and weights:
-            figures.save(effects.figure(measured, weights), out / "gradients")
-        for name, figure in gallery.decisive_figures(verdicts, policies).items():
-            figures.save(figure, out / name)
+    text = _page(made, folders, policies, verdicts, gradients)
+    with lock.alone(out / ".lock", f"writing a report in {out}"):
+        _write(made, text, out)
+        if importlib.util.find_spec("matplotlib") is not None:
+            _draw(runs, (*trained, *held_out), out)
+            if measured is not None and weights:
+                figures.save(effects.figure(measured, weights), out / "gradients")
+            for name, figure in gallery.decisive_figures(verdicts, policies).items():
+                figures.save(figure, out / name)
     return made
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from recast import objects
 from recast.errors import RecastError
+from recast.progress import waiting
 from recast.rewards.pixels import Images, as_tensor
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def load(name: str, **options: Any) -> Reward:
         return cast(Reward, functools.partial(found, **options) if options else found)
     try:
         return cast(Reward, found(**options))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RecastError(f"the reward {name!r} cannot be loaded: {_reason(error)}") from error
 
 
@@ -204,7 +205,7 @@ def versions(name: str, options: Mapping[str, Any]) -> dict[str, str]:
     accepted = _accepted(name, found, options)
     try:
         return {str(key): str(value) for key, value in found.versions(**accepted).items()}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RecastError(f"the versions of the reward {name!r} cannot be told: {_reason(error)}") from error
 
 
@@ -229,7 +230,7 @@ def loadable(name: str) -> Any:
     try:
         with objects.working_directory():
             found: Any = getattr(importlib.import_module(module_name), attribute, None)
-    except Exception as error:  # a custom module may raise anything
+    except (Exception, SystemExit) as error:  # a custom module may raise anything
         hint = ": pip install 'recast-diffusion[rewards]'" if name in NAMES else "; is its folder in PYTHONPATH?"
         hint = hint if isinstance(error, ImportError) else ""
         raise RecastError(f"the reward {name!r} cannot be imported ({_reason(error)}){hint}") from error
@@ -273,7 +274,7 @@ def _checked(name: str, call: Any, options: Mapping[str, Any]) -> dict[str, Any]
     return checked
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, RecastError) else f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -327,8 +328,9 @@ def _scores(
 ) -> NDArray[np.float64]:
     """Scores (B,) of one reward, checked."""
     try:
-        values = np.asarray(reward(images, prompts, metadata), dtype=np.float64)
-    except Exception as error:
+        with waiting(f"the reward {name!r}"):
+            values = np.asarray(reward(images, prompts, metadata), dtype=np.float64)
+    except (Exception, SystemExit) as error:
         first = prompts[0] if prompts else ""
         raise RecastError(
             f"the reward {name!r} failed on {len(prompts)} images, the first for the prompt {first!r}: {_reason(error)}"
@@ -381,7 +383,7 @@ def positive(
     own_map = getattr(reward, "positive", None) if is_function or hasattr(kind, "positive") else None
     try:
         values = scores if own_map is None else np.asarray(own_map(scores), dtype=np.float64)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RecastError(f"the reward {name!r} failed to make its scores positive: {_reason(error)}") from error
     if values.shape != scores.shape:
         raise RecastError(f"the reward {name!r} mapped scores of the shape {scores.shape} to the shape {values.shape}")

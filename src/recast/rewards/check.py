@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from recast.shapes import prompts, render
 __all__ = ["CAPTIONS", "Case", "Outcome", "Trial", "draw", "run", "trials"]
 
 _SIDE = 512
+_LARGE = 1e4
+"""Scores above this are considered a mistake of scale."""
 _MATCHED = ("clipscore", "hpsv2", "pickscore", "imagereward", "hpsv3", "unifiedreward")
 """Rewards that measure the agreement of prompt and image."""
 
@@ -96,7 +99,10 @@ def trials(name: str) -> list[Trial]:
 
 
 def run(name: str, options: Mapping[str, Any]) -> list[Outcome]:
-    """Outcomes of the trials of a reward; without any, whether it gives different scores to different pictures."""
+    """Outcomes of the trials of a reward; without any, whether it gives different scores to different pictures.
+
+    A custom reward that is random, depends on the batch, changes its images or returns huge numbers gets a warning.
+    """
     reward = base.load(name, **options)
     module, kind = base.find(name)
     if module == "recast.shapes.rewards":
@@ -105,9 +111,12 @@ def run(name: str, options: Mapping[str, Any]) -> list[Outcome]:
     if tried:
         scores = _score(name, reward, [case for trial in tried for case in (trial.better, trial.worse)])
         return [Outcome(trial.what, *pair) for trial, pair in zip(tried, scores.reshape(-1, 2).tolist(), strict=True)]
-    scores = _score(name, reward, [Case(picture, CAPTIONS[picture], {}) for picture in CAPTIONS])
+    cases = [Case(picture, CAPTIONS[picture], {}) for picture in CAPTIONS]
+    scores = _score(name, reward, cases)
     if np.isnan(scores).all():
         raise RecastError(f"the reward {name!r} applies to none of the test pictures (NaN for each)")
+    for habit in _habits(name, reward, cases, scores):
+        warnings.warn(f"the reward {name!r} {habit}", stacklevel=2)
     return [Outcome("different scores: highest above lowest", float(np.nanmax(scores)), float(np.nanmin(scores)))]
 
 
@@ -116,6 +125,26 @@ def _score(name: str, reward: base.Reward, cases: Sequence[Case]) -> NDArray[np.
     images = torch.stack([draw(case.picture) for case in cases])
     rows = [{"prompt": case.prompt, **case.metadata} for case in cases]
     return base.score({name: reward}, images, [case.prompt for case in cases], rows)[0]
+
+
+def _habits(name: str, reward: base.Reward, cases: Sequence[Case], scores: NDArray[np.float64]) -> Iterator[str]:
+    """What makes a reward a poor measure, in words."""
+
+    def differ(others: NDArray[np.float64]) -> bool:
+        return not np.allclose(scores, others, rtol=1e-2, atol=1e-6, equal_nan=True)  # a lower precision is no habit
+
+    again = _score(name, reward, cases)
+    if differ(again):
+        yield "gives other scores to the same images in a second call: seed it, or curves and training are noise"
+    elif differ(np.concatenate([_score(name, reward, [case]) for case in cases])):
+        yield "gives an image another score alone than in a batch: scores must not depend on the other images"
+    images = torch.stack([draw(case.picture) for case in cases])
+    before = images.clone()
+    base.score({name: reward}, images, [case.prompt for case in cases], [{"prompt": case.prompt} for case in cases])
+    if not torch.equal(images, before):
+        yield "changes the images it is given, which other rewards score too: let it work on a copy"
+    if np.nanmax(np.abs(scores)) > _LARGE:
+        yield f"returns numbers up to {np.nanmax(np.abs(scores)):.3g}, beside which other rewards count for nothing"
 
 
 def draw(picture: str, side: int = _SIDE) -> Tensor:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from recast import _start
+
 __all__ = ["Command", "Launch", "launch"]
 
 
@@ -60,5 +62,7 @@ class _Process:
 
 def launch(arguments: Sequence[str], folder: Path, processes: int = 1) -> Command:
     """The command with this interpreter, under torchrun if it has several processes."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    return _Process([sys.executable, *(torchrun if processes > 1 else []), "-m", "recast", *arguments], folder)
+    words = [sys.executable, "-c", _start.COMMAND.format(module="recast.cli"), *arguments]
+    torchrun = [sys.executable, "-c", _start.COMMAND.format(module="torch.distributed.run"), "--standalone"]
+    torchrun += ["--nproc_per_node", str(processes), "--no-python"]
+    return _Process([*(torchrun if processes > 1 else []), *words], folder)

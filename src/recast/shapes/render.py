@@ -165,8 +165,21 @@ def draw(held: np.ndarray, background: Tensor) -> Tensor:
 def render(metadata: Sequence[Mapping[str, Any]], seed: int) -> Tensor:
     """One image per row of metadata, (B, 3, 64, 64) in [0, 1]; the same seed gives the same images."""
     rng = np.random.default_rng(seed)
-    held = np.stack([scene(row["include"], rng) for row in metadata])
+    held = np.stack([_scene(row, rng) for row in metadata])
     return draw(held, paper(len(held), rng))
+
+
+def _scene(row: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
+    """The scene of a row of a prompt file, which may have any content."""
+    try:
+        return scene(row["include"], rng)
+    except RecastError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise RecastError(
+            f"the renderer cannot draw include = {row.get('include')!r:.300} ({type(error).__name__}: {error}): "
+            "see the prompts of the shapes world for the format"
+        ) from error
 
 
 def to_cells(images: Tensor) -> Tensor:

@@ -136,12 +136,26 @@ def jobs_of(
             name = "b" + "-".join(f"{weight:g}" for weight in budget.values())
             parent = out / name if len(budgets) > 1 else out
             for method in methods:
-                shares = ", ".join(f"{reward}: {weight:g}" for reward, weight in budget.items())
+                shares = ", ".join(f"{reward}: {weight:.12g}" for reward, weight in budget.items())
                 own = (f"weigh.method={method}", f"weigh.budget={{{shares}}}", f"train.seed={seed}")
                 overrides = (*own, *_resuming(last[seed]))
                 folder = parent / f"{method}-s{seed}"
                 jobs.append(Job(folder, method, tuple(budget.items()), seed, overrides, path, epochs, last[seed]))
+    _require_distinct(jobs)
     return jobs
+
+
+def _require_distinct(jobs: Sequence[Job]) -> None:
+    """Refuse two jobs in one folder: the same method, seed or budget twice, or budgets that are nearly the same."""
+    seen: dict[Path, Job] = {}
+    for job in jobs:
+        if (other := seen.setdefault(job.folder, job)) is not job:
+            what = f"method {job.method}, seed {job.seed}"
+            if other.budget != job.budget:
+                what = f"budgets {dict(other.budget)} and {dict(job.budget)}"
+            raise RecastError(
+                f"two policies would be trained in {job.folder} ({what}): name every method, seed and budget once"
+            )
 
 
 def _resuming(folder: Path | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recast import processes
+from recast import lock, processes
 from recast.config import Recipe
 from recast.core.curves import GainCurves
 from recast.core.effects import Effects
@@ -54,6 +54,15 @@ class Observer:
 
 def curves_of(recipe: Recipe, out: Path, observer: Observer) -> tuple[GainCurves, GainCurves | None]:
     """Make proposals and gain curves: the curves, and the exact ones if known. Stale results are set aside."""
+    with _locked(out):
+        return _curves_of(recipe, out, observer)
+
+
+def _locked(out: Path) -> AbstractContextManager[None]:
+    return lock.alone(out / ".run.lock", f"running a recipe in {out}")
+
+
+def _curves_of(recipe: Recipe, out: Path, observer: Observer) -> tuple[GainCurves, GainCurves | None]:
     if recipe.world.kind == "images":
         if processes.RANK == 0:
             _fresh(lambda: proposing.propose(recipe, out, observer.progress), out / "proposals", observer)
@@ -106,10 +115,19 @@ def compare(
 
     Under a launcher, the jobs run in sequence, each on all processes. `weigh.columns: effect` needs `effects`.
     """
-    if processes.RANK == 0:
-        for note in prepare(recipe, out, curves, planned, warmups or {}, effects):
-            observer.note(f"note: {note}")
-    processes.wait()
+    with _locked(out):
+        if processes.RANK == 0:
+            for note in prepare(recipe, out, curves, planned, warmups or {}, effects):
+                observer.note(f"note: {note}")
+        processes.wait()
+        _run_all(planned, most, observer)
+    if processes.RANK > 0:
+        return None
+    return reporting.report([job.folder for job in planned if not job.is_warmup], out / "report")
+
+
+def _run_all(planned: Sequence[Job], most: int | None, observer: Observer) -> None:
+    """Train and evaluate the jobs that are not finished."""
     # Warmups first, since others resume from them; the base only has to be evaluated: last, on the first free device.
     order = sorted(
         (job for job in planned if not jobs.finished(job)), key=lambda job: (not job.is_warmup, job.method is None)
@@ -123,9 +141,6 @@ def compare(
         observer.note(f"comparing {facts}, {count} at a time")
         with observer.running(order) as watch:
             workers.run_jobs(order, count, watch)
-    if processes.RANK > 0:
-        return None
-    return reporting.report([job.folder for job in planned if not job.is_warmup], out / "report")
 
 
 def prepare(

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from recast import processes
+from recast import _start, processes
 from recast.errors import RecastError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def beside(words: Sequence[str], workers: int) -> Iterator[None]:
     The block ends when all of them have. They are stopped if the block fails; an error of their own is ignored, because
     the block then does their part.
     """
-    others = [_start(words, slot, workers) for slot in range(1, workers)]
+    others = [_begin(words, slot, workers) for slot in range(1, workers)]
     try:
         yield
     except BaseException:
@@ -106,9 +106,9 @@ def beside(words: Sequence[str], workers: int) -> Iterator[None]:
             process.communicate()
 
 
-def _start(words: Sequence[str], slot: int, workers: int) -> subprocess.Popen[str]:
+def _begin(words: Sequence[str], slot: int, workers: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "recast", *words],
+        [sys.executable, "-c", _start.COMMAND.format(module="recast.cli"), *words],
         env=os.environ | environment(slot, workers),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -118,7 +118,7 @@ def _start(words: Sequence[str], slot: int, workers: int) -> subprocess.Popen[st
 
 def _call(words: Sequence[str], slot: int, workers: int, stop: threading.Event) -> None:
     """Run one command in a separate process, which ends when this one does; its error is raised as RecastError."""
-    process = _start(words, slot, workers)
+    process = _begin(words, slot, workers)
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
     reader.start()
@@ -158,13 +158,20 @@ def workers_here() -> int:
 
 
 def end_with_parent() -> None:
-    """End this process, if it is a job, as soon as the process that started it has ended."""
-    parent = os.environ.get(PARENT)
-    if parent is None:
+    """End this process, if it is a job or a worker of torchrun, as soon as the process that started it has ended.
+
+    A worker whose launcher was killed would wait for the others for minutes and occupy their port.
+    """
+    named = os.environ.get(PARENT, "")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        parent = os.getppid()
+    elif named.isascii() and named.isdigit():
+        parent = int(named)
+    else:
         return
 
     def watch() -> None:
-        while os.getppid() == int(parent):
+        while os.getppid() == parent:
             time.sleep(0.5)
         os._exit(1)
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from recast import config, identity
 from recast.core import artifact
 from recast.errors import RecastError
+from recast.flow.lora import require_finite
 from recast.flow.sharded import like, whole
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "all_of",
     "digest",
     "last_of",
+    "load_moments",
     "load_tensors",
     "name",
     "optimizer_tensors",
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 _FORMAT = "recast.checkpoint"
+_MOMENTS = (("exp_avg", "exp_avg_sq", "step"), ("state1", "state2", "step"))
+"""What AdamW of torch and that of bitsandbytes have for every parameter."""
 _HASHED = {
     "weights": "W",
     "train.prompts": "prompt file (train.prompts)",
@@ -107,8 +111,10 @@ def read_state(path: Path, settings: Mapping[str, Any] | None = None) -> tuple[P
         identity.require_same(artifact.mapping(content, "settings", path), settings, f"{path} was trained", _HASHED)
     try:
         position = Position(*(int(artifact.field(content, key, path)) for key in ("epoch", "update", "step")))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RecastError(f"{path / 'state.json'} is damaged: {error}") from error
+    if min(position.epoch, position.update, position.step) < 0:
+        raise RecastError(f"{path / 'state.json'} is damaged: its position is {position}")
     return position, content
 
 
@@ -148,6 +154,17 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise RecastError(f"{path}: not readable ({error})") from error
+
+
+def load_moments(path: Path, parameters: int) -> dict[str, torch.Tensor]:
+    """The state of an optimizer, checked to be finite and complete for so many parameters; empty at first."""
+    found = load_tensors(path)
+    require_finite(found, path)
+    fields = next((each for each in _MOMENTS if any(key.endswith(f".{each[0]}") for key in found)), _MOMENTS[0])
+    wanted = {f"{number}.{field}" for number in range(parameters) for field in fields}
+    if found and (wanted - found.keys() or any(int(key.partition(".")[0]) >= parameters for key in found)):
+        raise RecastError(f"{path} is damaged: it does not have the state of all {parameters} parameters")
+    return found
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs, set_seed
 
-from recast import identity, images, processes, prompts, versions
+from recast import identity, images, lock, processes, prompts, versions
 from recast.config import Recipe
 from recast.core import artifact, schedule, sinkhorn
 from recast.core.weights import WeightMatrix
@@ -54,10 +54,14 @@ def train(recipe: Recipe, out: Path, weights: Path | None = None, observer: Obse
     Every process of a launcher calls this. Writes the averaged adapter to RUN/lora and returns the number of finished
     epochs. W is read from `weights`, or by default from RUN/weights.json, which must then have the recipe's method and
     budget. A loss, gradient or reward that is not finite stops the run with an error, after a checkpoint of the state
-    before it is saved.
+    before it is saved. RUN is locked meanwhile.
     """
-    observer = observer or Observer()
     _check(recipe, out)
+    with lock.alone(out / ".train.lock", f"training in {out}"):
+        return _train(recipe, out, weights, observer or Observer())
+
+
+def _train(recipe: Recipe, out: Path, weights: Path | None, observer: Observer) -> int:
     accelerator = accelerator_of(recipe, out)
     set_seed((recipe.train.seed + accelerator.process_index) % 2**32)  # for rewards that draw from global generators
     matrix, policy = _weights(recipe, out, weights, accelerator)

@@ -329,7 +329,7 @@ class Trainer:
         self.adapters.load(path / "old", "old")
 
     def _load_optimizer(self, path: Path, facts: Mapping[str, Any]) -> None:
-        tensors = checkpoint.load_tensors(path / "optimizer.safetensors")
+        tensors = checkpoint.load_moments(path / "optimizer.safetensors", len(self.adapters.parameters))
         if self._zero:
             zero.restore_optimizer(self.accelerator, self.optimizer.optimizer, tensors)
         else:

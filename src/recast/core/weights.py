@@ -6,13 +6,14 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from recast.core import artifact, schedule, sinkhorn
 from recast.core.arrays import Array, check_names, like, namespace, numbers
+from recast.core.methods import ENTROPIC, METHODS, Method, control_of
 from recast.core.steps import Match, match
 from recast.errors import RecastError
 
@@ -20,40 +21,6 @@ __all__ = ["ENTROPIC", "METHODS", "Method", "WeightMatrix", "control_of"]
 
 _FORMAT = "recast.weights"
 _WITH_NU = 2  # the version of a file whose ν is not uniform
-Method = Literal[
-    "sinkhorn",
-    "static",
-    "row",
-    "matched",
-    "hard",
-    "shared",
-    "reversed",
-    "shuffled",
-    "row-reversed",
-    "row-shuffled",
-    "matched-reversed",
-    "matched-shuffled",
-    "hard-reversed",
-    "hard-shuffled",
-    "shared-reversed",
-    "shared-shuffled",
-]
-METHODS: tuple[Method, ...] = get_args(Method)
-"""Ways to compute W from curves and a budget; see `recast.weigh`."""
-ENTROPIC: tuple[Method, ...] = ("sinkhorn", "reversed", "shuffled")
-"""The methods that solve the entropic problem, and so have a temperature."""
-
-
-def control_of(method: str) -> tuple[str, str]:
-    """The method whose gains a control takes in another order, and that order; other methods have the order "".
-
-    Examples
-    --------
-    >>> control_of("matched-reversed"), control_of("shuffled"), control_of("row")
-    (('matched', 'reversed'), ('sinkhorn', 'shuffled'), ('row', ''))
-    """
-    base, _, order = method.rpartition("-")
-    return (base or "sinkhorn", order) if order in ("reversed", "shuffled") else (method, "")
 
 
 @dataclass(frozen=True, init=False, eq=False)

@@ -38,7 +38,7 @@ def test_a_family(gpu: FakeGpu, name: str) -> None:
     gpu.reads.clear()
     images = generate(policy, PROMPTS, [0, 1], steps=1)
     assert (images.device.type, images.dtype, images.shape) == ("cpu", torch.float32, (2, 3, 512, 512))
-    assert gpu.reads == {"copy": 1}  # the images
+    assert gpu.reads == {"tolist": 1, "copy": 1}  # whether the latents are finite, and the images
     x = torch.rand(2, *policy.latent_shape).to(DEVICE)
     gpu.uploads = 0
     with torch.no_grad():

@@ -79,7 +79,8 @@ def test_groups_are_centred_whatever_their_order(mode: advantage.Mode) -> None:
 
 def test_step_cancels_a_column_s_scale_and_shared_keeps_it() -> None:
     values, members = sample()
-    louder = matrix((np.array(UNEVEN.matrix) * [1.0, 1.0, 3.0]).tolist())
+    raised = np.array(UNEVEN.matrix) * [1.0, 1.0, 3.0]
+    louder = matrix((raised / raised.sum()).tolist())
     spread = {mode: advantage.advantages(values, members, louder, mode).std(0) for mode in MODES}
     quiet = {mode: advantage.advantages(values, members, UNEVEN, mode).std(0) for mode in MODES}
     torch.testing.assert_close(spread["step"], quiet["step"], rtol=1e-3, atol=0.0)

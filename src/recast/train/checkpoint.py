@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 _FORMAT = "recast.checkpoint"
-_MOMENTS = (("exp_avg", "exp_avg_sq", "step"), ("state1", "state2", "step"))
-"""What AdamW of torch and that of bitsandbytes have for every parameter."""
+_MOMENTS = ({"exp_avg", "exp_avg_sq", "step"}, {"state1", "step"})
+"""What AdamW of torch and that of bitsandbytes, there also in a table, have for every parameter."""
 _HASHED = {
     "weights": "W",
     "train.prompts": "prompt file (train.prompts)",
@@ -160,9 +160,11 @@ def load_moments(path: Path, parameters: int) -> dict[str, torch.Tensor]:
     """The state of an optimizer, checked to be finite and complete for so many parameters; empty at first."""
     found = load_tensors(path)
     require_finite(found, path)
-    fields = next((each for each in _MOMENTS if any(key.endswith(f".{each[0]}") for key in found)), _MOMENTS[0])
-    wanted = {f"{number}.{field}" for number in range(parameters) for field in fields}
-    if found and (wanted - found.keys() or any(int(key.partition(".")[0]) >= parameters for key in found)):
+    fields: dict[str, set[str]] = {}
+    for key in found:
+        fields.setdefault(key.partition(".")[0], set()).add(key.rpartition(".")[2])
+    whole = any(all(wanted <= each for each in fields.values()) for wanted in _MOMENTS)
+    if found and not (whole and fields.keys() == set(map(str, range(parameters)))):
         raise RecastError(f"{path} is damaged: it does not have the state of all {parameters} parameters")
     return found
 

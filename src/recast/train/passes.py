@@ -16,7 +16,7 @@ from recast.flow.lora import Adapters
 from recast.flow.policy import Condition, Policy
 from recast.flow.sharded import part
 
-__all__ = ["Needed", "Velocities", "needed", "velocities"]
+__all__ = ["Needed", "Velocities", "differing", "velocities"]
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,21 @@ class Velocities:
 
 
 @torch.no_grad()
-def needed(adapters: Adapters) -> Needed:
-    """The passes whose result differs from that of the trained adapter, in this process's shard of the adapters.
+def differing(adapters: Adapters) -> Tensor:
+    """1 or 0 for the old policy and for the base (2,): whether they differ from the trained one, on the device.
+
+    Under FSDP this is about the shard of this process.
 
     >>> from recast import config
     >>> from recast.flow import families
     >>> policy = families.load(config.policy(model="shapes"))
-    >>> needed(Adapters(policy.network, policy.targets, rank=4, alpha=8))
-    Needed(old=False, base=False)
+    >>> differing(Adapters(policy.network, policy.targets, rank=4, alpha=8))
+    tensor([0., 0.])
     """
     pairs = zip(adapters.parameters, adapters.old_parameters, strict=True)
     old = torch.stack([(part(new) != part(old)).any() for new, old in pairs]).any()
     second = adapters.parameters[1::2]  # A and B of each layer: the adapter is zero if every B is
-    return Needed(bool(old), bool(torch.stack([part(each).any() for each in second]).any()))
+    return torch.stack([old, torch.stack([part(each).any() for each in second]).any()]).float()
 
 
 def velocities(

@@ -193,8 +193,8 @@ class Trainer:
         """The passes of an optimizer step, the same in every process: only the first of an epoch can omit any."""
         if update > 0:
             return passes.Needed()
-        mine = passes.needed(self.adapters)
-        return passes.Needed(self.anywhere(mine.old), self.anywhere(mine.base))
+        flags = self.accelerator.gather(passes.differing(self.adapters)[None]).amax(0)
+        return passes.Needed(*(flag > 0 for flag in flags.tolist()))
 
     def _terms(self, data: Rollout, chosen: Pairs, needed: passes.Needed) -> nft.Terms:
         """The loss of some pairs."""

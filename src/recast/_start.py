@@ -24,7 +24,7 @@ COMMAND = (
 def prepare() -> None:
     """Set the process up if it is about to run the command; do nothing if the package is imported as a library."""
     program = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
-    if program not in ("-m", "recast", "recast.exe"):
+    if program not in ("-m", "recast", "recast.exe") or (program == "-m" and not _is_module()):
         return
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have told it to ignore Ctrl-C
@@ -40,6 +40,12 @@ def prepare() -> None:
         return
     if sys.path[:1] == [here] and here != home:
         del sys.path[0]
+
+
+def _is_module() -> bool:
+    """Whether the process is `python -m recast`, and not another module, which may import this package first."""
+    words = getattr(sys, "orig_argv", [])
+    return "-m" in words and words[words.index("-m") + 1 : words.index("-m") + 2] == ["recast"]
 
 
 def interrupt(*_: Any) -> None:

@@ -33,6 +33,7 @@ _PERHAPS_BILLED = (408, 500, 502, 504)  # retried, but an answer may have been m
 _BUSY = (429, 529)  # concern all requests, as does every status with a Retry-After header
 _LONGEST_MESSAGE = 2**16  # bytes of an error's body that are read
 _LONGEST_BACKOFF, _LONGEST_RETRY_AFTER = 60.0, 3600.0  # seconds
+_EXCERPT = 4096  # characters of an answer that are searched for the key before a few are shown
 _SAID = 10.0  # seconds from which on the user is told that the server asked to wait
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -127,7 +128,7 @@ class Endpoint:
 
     def excerpt(self, text: str | bytes, length: int = 200) -> str:
         """The beginning of a server's answer in one line, without the key."""
-        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        text = (text.decode("utf-8", "replace") if isinstance(text, bytes) else text)[:_EXCERPT]
         return " ".join(self.redact(text).split())[:length]
 
     def post(self, path: str, body: Mapping[str, Any], about: str) -> Any:
@@ -322,7 +323,7 @@ def _forms(key: str) -> re.Pattern[str]:
     for letter in key:
         code = f"{ord(letter):02x}"
         ways = [re.escape(letter), rf"u00{code}", rf"x{code}", f"%{code}", f"&#{ord(letter)};", f"&#x{code};"]
-        escaped.append(rf"\\*(?:{'|'.join(ways)})")
+        escaped.append(rf"\\{{0,8}}(?:{'|'.join(ways)})")
     content = key.encode()
     forms = ["".join(escaped), r"[\s:]*".join(f"{byte:02x}" for byte in content)]
     for before in range(3):  # the place of the key in the encoded text, modulo 3; letters shared with others are left

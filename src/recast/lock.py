@@ -85,12 +85,15 @@ def alone(path: Path, doing: str) -> Iterator[None]:
         raise RecastError(f"{path.parent}: cannot be locked: {error.strerror or error}") from error
     for folder in (path.parent, *(each for each in path.parent.iterdir() if each.is_dir())):
         artifact.sweep(folder)
+    if os.name == "nt":  # which cannot remove an open file, and has no kernel's lock here
+        os.close(handle)
     mine = Claim(path)
     try:
         yield
     finally:
         mine.release()  # before the kernel's lock: whoever opened the file meanwhile sees that it is gone
-        os.close(handle)
+        if os.name != "nt":
+            os.close(handle)
 
 
 def _take(path: Path, doing: str) -> int:

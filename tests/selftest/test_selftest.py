@@ -133,3 +133,18 @@ def test_a_failed_check_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.Monke
     assert "failed: velocity: off" in result.stdout
     again: Any = CliRunner().invoke(app, ["selftest", "--out", str(tmp_path / "out")])  # its own folder is replaced
     assert again.exit_code == 1
+
+
+def test_a_folder_with_a_report_alone_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "selftest.md").write_text("a guide of this name")
+    with pytest.raises(RecastError, match="is not the folder of a self-test: choose another --out"):
+        stage._prepare(RECIPE, tmp_path)
+    assert (tmp_path / "selftest.md").read_text() == "a guide of this name"
+
+
+def test_a_check_that_raises_is_a_failure_without_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Check:
+        raise FileNotFoundError(str(Path.home() / "secret"))
+
+    found = stage._measured("reward x", broken)
+    assert (found.outcome, found.detail) == ("failed", "FileNotFoundError: ~/secret")

@@ -28,7 +28,7 @@ class Forked:
     def __init__(self, words: Sequence[str], folder: Path) -> None:
         self._command = Command(words, folder)
 
-    def communicate(self) -> None:
+    def wait(self) -> None:
         assert self._command.wait() == 0
 
     def kill(self) -> None:
@@ -40,7 +40,8 @@ def test_two_processes_make_the_curves_of_one(tmp_path: Path, monkeypatch: pytes
     settings = config.load(tmp_path / "recipe.yaml")
     started: list[tuple[Any, ...]] = []
 
-    def start(words: Sequence[str], slot: int, count: int) -> Forked:
+    def start(words: Sequence[str], slot: int, count: int, errors: int) -> Forked:
+        assert errors == subprocess.DEVNULL  # a pipe that nobody reads stops a process that prints much
         started.append((words[0], slot, count))
         return Forked(words, tmp_path / "log")
 
@@ -69,6 +70,8 @@ def test_a_process_is_started_only_for_enough_prompts(
     monkeypatch.setattr(workers, "beside", beside)
     stage._sharing(settings, tmp_path / "run")
     assert seen == ([] if expected is None else [expected])
+    stage._sharing(settings, tmp_path / "run", most=1)
+    assert len(seen) == (expected is not None)
 
 
 @contextlib.contextmanager

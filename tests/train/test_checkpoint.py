@@ -125,3 +125,23 @@ def test_no_epoch_stands_twice_in_the_log(tmp_path: Path) -> None:
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert rows[0] == {"epoch": 1, "loss": None, "share": [0.5, None]}
     assert rows[2]["loss"] == 1.0
+
+
+def test_a_parameter_that_never_had_a_gradient_has_zero_moments(tmp_path: Path) -> None:
+    """AdamW has no state for it, and a run with such a parameter must resume."""
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = torch.optim.AdamW(parameters, lr=0.1)
+    parameters[0].grad = torch.ones(2)
+    optimizer.step()
+    checkpoint.save_tensors(tmp_path / "o.safetensors", checkpoint.optimizer_tensors(optimizer))
+    found = checkpoint.load_moments(tmp_path / "o.safetensors", 2)
+    assert found["1.exp_avg"].tolist() == [0, 0]
+    assert found["1.step"].item() == 0
+    resumed = torch.optim.AdamW(parameters, lr=0.1)
+    checkpoint.restore_optimizer(resumed, found)
+    fresh = torch.optim.AdamW([torch.nn.Parameter(parameters[1].detach().clone())], lr=0.1)
+    for each, other in ((parameters[1], resumed), (fresh.param_groups[0]["params"][0], fresh)):
+        each.grad = torch.full((2,), 0.3)
+        parameters[0].grad = None
+        other.step()
+    assert torch.equal(parameters[1], fresh.param_groups[0]["params"][0])

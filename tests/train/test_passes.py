@@ -73,7 +73,7 @@ def test_the_base_is_asked_for_every_third_pair(tmp_path: Path, monkeypatch: pyt
     found, exact = (each._terms(data, some, passes.Needed()) for each, some in ((made, pairs), (full, every)))
     assert [(who, rows) for who, rows, _ in calls] == [("old", 8), ("base", 3), ("default", 8)]
     assert exact.kl.min() > 0
-    expected = torch.where(pairs.anchored, 3 * exact.kl, torch.zeros(()))
+    expected = torch.where(pairs.anchored, 8 / 3 * exact.kl, torch.zeros(()))  # three of eight pairs
     torch.testing.assert_close(found.kl, expected, rtol=1e-4, atol=1e-9)
     # No gradient reaches a pair that is not anchored: its base is its own velocity.
     parameter = made.adapters.parameters[1]
@@ -102,6 +102,7 @@ def test_which_pairs_are_anchored_does_not_depend_on_the_processes(tmp_path: Pat
 def test_too_few_pairs_for_kl_every_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecastError, match="train.kl_every = 5 is above the 4 pairs of a micro-batch: use at most 4"):
         make(tmp_path, *LARGER, "train.kl_every=5")
+    make(tmp_path, *LARGER, "train.kl_every=5", "train.kl_weight=0")
 
 
 @pytest.mark.parametrize("mode", ["all", "positive_only", "negative_only", "one_only", "binary"])

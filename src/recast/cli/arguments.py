@@ -33,7 +33,12 @@ Overrides = Annotated[
 ]
 RunFolder = Annotated[Path, typer.Option("--out", help="RUN, the folder that collects the artifacts.")]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Policies trained at the same time; by default one per GPU or core.")
+    int | None,
+    typer.Option(
+        "--jobs",
+        min=1,
+        help="Processes at a time, each with a policy or prompts of its own; by default one per GPU or core.",
+    ),
 ]
 Budget = Annotated[
     str | None,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _GIB = 2**30
+_WIDEST = 160
 
 
 def plan(
@@ -27,7 +28,9 @@ def plan(
     gpus: Annotated[int, typer.Option("--gpus", help="Number of GPUs.")] = 1,
     gpu: Annotated[
         int | None,
-        typer.Option("--gpu", help="Memory of a GPU in GB: 24, 40, 48, 80, 141 or 180.", show_default="the card's"),
+        typer.Option(
+            "--gpu", min=1, help="Memory of a GPU in GB: 24, 40, 48, 80, 141 or 180.", show_default="the card's"
+        ),
     ] = None,
     card: Annotated[
         str | None,
@@ -71,7 +74,8 @@ def plan(
         print(json.dumps(made.to_dict(), indent=1))
         return
     for table in _tables(made):
-        console.print(table)
+        whole = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+        console.print(table, width=max(console.width, whole), crop=False)  # a narrow terminal must not cut off digits
     for note in made.notes:
         console.print(f"- {note}", soft_wrap=True)
     console.print(_said(made), soft_wrap=True)

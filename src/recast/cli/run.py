@@ -34,7 +34,7 @@ def run(
         from recast.sweep import jobs as planning
         from recast.sweep import stage
 
-        curves, truth = stage.curves_of(settings, out, observer())
+        curves, truth = stage.curves_of(settings, out, observer(), jobs)
     effects = show.effects(settings, out)
     if processes.RANK == 0:
         weights = weighing.weigh_recipe(settings, curves, effects)

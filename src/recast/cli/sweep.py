@@ -44,7 +44,7 @@ def sweep(
         budgets = planning.budgets_of(settings, settings.sweep.budgets)
         warmups = planning.warmups_of(settings, out)
         planned = planning.jobs_of(settings, out, settings.sweep.methods, settings.sweep.seeds, budgets, warmups)
-        curves, _ = stage.curves_of(settings, out, observer())
+        curves, _ = stage.curves_of(settings, out, observer(), jobs)
     effects = show.effects(settings, out)
     if print_only:
         stage.prepare(settings, out, curves, planned, warmups, effects)

@@ -167,6 +167,8 @@ def evaluate(recipe: Recipe, network: Network, scorers: Mapping[str, Scorer], ro
     fit = velocity.most(room - sum(fixed.values()) - network.dequantized) // TILE * TILE
     drawn = _held(fixed, phases, {"evaluate.batch": fit})
     scored = {name: sum(each.models.values()) + each.activations for name, each in scorers.items()}
+    if not scored:
+        return drawn
     name = max(scored, key=lambda each: scored[each])
     if scored[name] <= drawn.peak:
         return Held(drawn.parts, {**drawn.phases, "scoring": scored[name]}, drawn.largest)

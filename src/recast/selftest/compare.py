@@ -12,12 +12,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from recast.config import Recipe
+from recast.errors import RecastError
 from recast.flow import families
 from recast.flow.generate import TILE, generate, start_noise
 from recast.flow.lora import Adapters
@@ -39,8 +41,12 @@ def checks(recipe: Recipe, texts: Sequence[str]) -> Iterator[Check]:
     if policy.device.type == "cpu":
         yield Check("device against CPU", "not run", "the device is the CPU")
         return
-    other = families.load(config.model_copy(update={"device": "cpu", "compile": False, "attention": None}))
-    yield from against(policy, other, texts)
+    try:
+        other = families.load(config.model_copy(update={"device": "cpu", "compile": False, "attention": None}))
+    except RecastError as error:
+        yield Check("device against CPU", "not run", f"the policy cannot be loaded on the CPU: {error}")
+        return
+    yield from against(policy, other, texts[:1])
 
 
 def against(policy: Policy, other: Policy, texts: Sequence[str]) -> Iterator[Check]:
@@ -64,7 +70,7 @@ def _timed(name: str, call: Callable[[], Check]) -> Check:
     try:
         made = replace(call(), name=name)
     except Exception as error:
-        made = Check(name, "failed", f"{type(error).__name__}: {error}")
+        made = Check(name, "failed", f"{type(error).__name__}: {error}".replace(str(Path.home()), "~"))
     return replace(made, seconds=time.perf_counter() - begun)
 
 
@@ -74,14 +80,14 @@ def _repeated(policy: Policy, texts: Sequence[str], steps: int) -> Check:
 
 
 def _alone(policy: Policy, texts: Sequence[str], steps: int) -> Check:
-    """An image among others and among copies of itself, in batches of a multiple of TILE rows."""
-    seeds = [seed % len(texts) for seed in range(2 * TILE)]
-    many = generate(policy, [texts[seed] for seed in seeds], seeds, steps=steps, batch=2 * TILE)
+    """An image among others and among copies of itself, in batches of TILE rows, as all stages make them."""
+    seeds = [seed % len(texts) for seed in range(TILE)]
+    many = generate(policy, [texts[seed] for seed in seeds], seeds, steps=steps, batch=TILE)
     one = generate(policy, [texts[0]] * TILE, [0] * TILE, steps=steps, batch=TILE)
     off = float((many[0] - one[0]).abs().max())
     # A GPU chooses other kernels for other sizes; on a CPU the bits are the same.
     allowed = 0.0 if policy.device.type == "cpu" else tolerance(policy)
-    return Check.compared("", off, allowed, f"batches of {TILE} and {2 * TILE}")
+    return Check.compared("", off, allowed, f"in a batch of {TILE}")
 
 
 def _velocity(policy: Policy, texts: Sequence[str]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import time
@@ -29,7 +30,7 @@ from recast.selftest.report import Check, Report, machine
 __all__ = ["PROMPTS", "STEPS", "selftest", "tiny"]
 
 PROMPTS, STEPS, EPOCHS = 2, 3, 3
-_MARK = "selftest.md"
+_MARK, _REPORT = ".recast-selftest", "selftest.md"
 _PATIENCE = 3600.0
 """Seconds until a command counts as hanging."""
 OnCheck = Callable[[Check], None]
@@ -80,14 +81,16 @@ def selftest(
         found.append(check)
         on_check(check)
     report = Report(facts, found)
-    artifact.write_text(out / _MARK, report.text())
+    artifact.write_text(out / _REPORT, report.text())
     return report
 
 
 def _all(recipe: Recipe, out: Path, texts: Sequence[str], processes: int, start: Launch) -> Iterator[Check]:
     yield from compare.checks(recipe, texts)
+    _free()
     for name, options in recipe.rewards.items():
         yield _measured(f"reward {name}", lambda name=name, options=options: _reward(name, options or {}))  # type: ignore[misc]
+        _free()  # the stages below load the same models in processes of their own
     stages = _Stages(recipe, out, start)
     for name in ("propose", "estimate", "weigh", "train", "evaluate"):
         check = _measured(f"stage {name}", lambda name=name: stages.run(name))  # type: ignore[misc]
@@ -105,9 +108,17 @@ def _measured(name: str, call: Callable[[], Check]) -> Check:
     begun = time.perf_counter()
     try:
         made = call()
-    except RecastError as error:
-        made = Check(name, "failed", str(error).replace(str(Path.home()), "~"))
+    except Exception as error:  # a failure of one check must not lose the report of the others
+        words = str(error) if isinstance(error, RecastError) else f"{type(error).__name__}: {error}"
+        made = Check(name, "failed", words.replace(str(Path.home()), "~"))
     return replace(made, name=name, seconds=time.perf_counter() - begun)
+
+
+def _free() -> None:
+    """Return the memory of models that are no longer used to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def tiny(recipe: Recipe, out: Path) -> Recipe:
@@ -144,7 +155,7 @@ def _prepare(recipe: Recipe, out: Path) -> None:
         if not (out / _MARK).is_file():
             raise RecastError(f"{out} exists and is not the folder of a self-test: choose another --out")
         shutil.rmtree(out)
-    artifact.write_text(out / _MARK, "The self-test has not finished.\n")
+    artifact.write_text(out / _MARK, "The folder of a self-test, which the next one replaces.\n")
     artifact.write_text(out / "prompts.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen))
 
 
@@ -186,7 +197,11 @@ class _Stages:
         """Training that is killed after its first epoch and started again, against one that was not."""
         command = self._command("train", "killed")
         folder = self._out / "killed/checkpoints"
+        begun = time.monotonic()
         while command.running() and not list(folder.glob("[!.]*")):
+            if time.monotonic() - begun > _PATIENCE:
+                command.kill()
+                raise RecastError(f"recast train wrote no checkpoint within {_PATIENCE / 60:.0f} minutes")
             time.sleep(0.005)
         ended = not command.running()
         code = command.kill()

@@ -52,17 +52,22 @@ class Observer:
     running: Callable[[Sequence[Job]], AbstractContextManager[_Watch]] = lambda *_: nullcontext(lambda _: None)
 
 
-def curves_of(recipe: Recipe, out: Path, observer: Observer) -> tuple[GainCurves, GainCurves | None]:
-    """Make proposals and gain curves: the curves, and the exact ones if known. Stale results are set aside."""
+def curves_of(
+    recipe: Recipe, out: Path, observer: Observer, most: int | None = None
+) -> tuple[GainCurves, GainCurves | None]:
+    """Make proposals and gain curves: the curves, and the exact ones if known. Stale results are set aside.
+
+    At most `most` processes share the prompts; by default one per local device.
+    """
     with _locked(out):
-        return _curves_of(recipe, out, observer)
+        return _curves_of(recipe, out, observer, most)
 
 
 def _locked(out: Path) -> AbstractContextManager[None]:
     return lock.alone(out / ".run.lock", f"running a recipe in {out}")
 
 
-def _curves_of(recipe: Recipe, out: Path, observer: Observer) -> tuple[GainCurves, GainCurves | None]:
+def _curves_of(recipe: Recipe, out: Path, observer: Observer, most: int | None) -> tuple[GainCurves, GainCurves | None]:
     if recipe.world.kind == "images":
         if processes.RANK == 0:
             _fresh(lambda: proposing.propose(recipe, out, observer.progress), out / "proposals", observer)
@@ -72,18 +77,18 @@ def _curves_of(recipe: Recipe, out: Path, observer: Observer) -> tuple[GainCurve
             return found, None
 
     def estimate() -> tuple[GainCurves, GainCurves | None] | None:
-        with observer.estimating() as watch, _sharing(recipe, out):
+        with observer.estimating() as watch, _sharing(recipe, out, most):
             return estimation.estimate(recipe, out, no_progress, watch=watch)
 
     made = _fresh(estimate, out / "shards", observer)
     return (GainCurves.load(out / "gains.json"), None) if made is None else made
 
 
-def _sharing(recipe: Recipe, out: Path) -> AbstractContextManager[None]:
+def _sharing(recipe: Recipe, out: Path, most: int | None = None) -> AbstractContextManager[None]:
     """Processes on the other local devices that share the prompts of an estimate, if there are prompts for them."""
     if recipe.world.kind != "images" or processes.COUNT > 1:
         return nullcontext()
-    count = min(workers.workers_here(), estimation.missing(recipe, out) // _WORTHWHILE)
+    count = min(most or workers.workers_here(), estimation.missing(recipe, out) // _WORTHWHILE)
     if count < 2:
         return nullcontext()
     recipe.save(out / "recipe.yaml")

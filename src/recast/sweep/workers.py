@@ -94,7 +94,8 @@ def beside(words: Sequence[str], workers: int) -> Iterator[None]:
     The block ends when all of them have. They are stopped if the block fails; an error of their own is ignored, because
     the block then does their part.
     """
-    others = [_begin(words, slot, workers) for slot in range(1, workers)]
+    # A pipe that nobody reads would stop a process that prints much.
+    others = [_begin(words, slot, workers, subprocess.DEVNULL) for slot in range(1, workers)]
     try:
         yield
     except BaseException:
@@ -103,15 +104,15 @@ def beside(words: Sequence[str], workers: int) -> Iterator[None]:
         raise
     finally:
         for process in others:
-            process.communicate()
+            process.wait()
 
 
-def _begin(words: Sequence[str], slot: int, workers: int) -> subprocess.Popen[str]:
+def _begin(words: Sequence[str], slot: int, workers: int, errors: int = subprocess.PIPE) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", _start.COMMAND.format(module="recast.cli"), *words],
         env=os.environ | environment(slot, workers),
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
     )
 

@@ -172,6 +172,11 @@ def load_moments(path: Path, parameters: int) -> dict[str, torch.Tensor]:
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The state of an optimizer, by parameter number and name; bitsandbytes has a table of tensors under one name."""
     state = optimizer.state_dict()["state"]
+    if state and isinstance(optimizer, torch.optim.AdamW):  # it has none for a parameter that never had a gradient
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        for number in [number for number in range(len(parameters)) if number not in state]:
+            zeros = torch.zeros_like(parameters[number])
+            state[number] = {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
     found = {f"{number}.{key}": value for number, of in state.items() for key, value in of.items()}
     for name in [name for name, value in found.items() if isinstance(value, Mapping)]:
         # Copied, since one map of quantization levels serves all parameters, and a file may not share tensors.

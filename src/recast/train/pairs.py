@@ -14,7 +14,7 @@ from recast.core.weights import WeightMatrix
 from recast.flow.generate import start_noise
 from recast.train import advantage
 
-__all__ = ["SEEDS", "Pairs", "draw"]
+__all__ = ["SEEDS", "Pairs", "draw", "weight"]
 
 SEEDS = 2
 """Seeds per image before those of its T noises: one for its start noise, one for the choice of its levels."""
@@ -74,6 +74,15 @@ def draw(
     place = torch.arange(column.numel()) + before * count
     anchored = place % anchor == 0 if anchor else place < 0
     return Pairs(*(each.flatten() for each in (row, column, sigma, r, noise, anchored)))
+
+
+def weight(anchor: int, total: int) -> float:
+    """The weight of an anchored pair that makes up for the others, if every `anchor`-th of `total` is anchored.
+
+    >>> weight(4, 8), weight(4, 6), weight(1, 6)
+    (4.0, 3.0, 1.0)
+    """
+    return total / -(-total // anchor)
 
 
 def _choose(steps: int, count: int, seed: int) -> Tensor:

@@ -80,10 +80,10 @@ def velocities(
             if len(rows) == len(x):
                 base = policy.velocity(x, sigma, condition)
             else:
-                rows = rows.to(x.device)
-                base = policy.velocity(x[rows], sigma[rows], condition.rows(rows))
+                here = rows.to(x.device)
+                base = policy.velocity(x[here], sigma[here], condition.rows(rows))
     adapters.use("default")
     v = policy.velocity(x, sigma, condition)
     if base is not None and len(base) < len(v):
-        base = v.detach().index_copy(0, rows, base)
+        base = v.detach().index_copy(0, rows.to(v.device), base)
     return Velocities(v, v.detach() if old is None else old, base)

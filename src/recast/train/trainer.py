@@ -216,7 +216,7 @@ class Trainer:
             form=settings.form,
             clip=settings.advantage_clip,
             v_base=found.base,
-            kl_weight=settings.kl_weight * settings.kl_every,
+            kl_weight=settings.kl_weight * pairs.weight(settings.kl_every, self.batches.batch * self.batches.pairs),
         )
 
     def _backward(self, loss: Tensor) -> None:
@@ -371,7 +371,7 @@ def _batches(settings: TrainConfig, steps: int, processes: int) -> groups.Batche
     found = groups.batches(
         processes, settings.prompts_per_epoch, settings.images_per_prompt, settings.batch, levels, settings.micro_batch
     )
-    if settings.kl_every > found.micro:  # the processes of a sharded model must call it equally often
+    if settings.kl_weight > 0 and settings.kl_every > found.micro:  # a sharded model is called equally often everywhere
         raise RecastError(
             f"train.kl_every = {settings.kl_every} is above the {found.micro} pairs of a micro-batch: use at most "
             f"{found.micro}, or set train.kl_weight=0"

@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: run test docs bench clean
+.PHONY: run test fuzz docs bench clean
 
 run: $(STAMP)
 	$(BIN)/recast run recipes/shapes.yaml --out runs/shapes
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
+# Thousands of damaged files; the suite has a few hundred of the same.
+fuzz: $(STAMP)
+	$(BIN)/python tests/fuzz 5040
 
 # The site, from docs/ and the docstrings, without network; the variable silences a notice of the theme's authors.
 docs: $(STAMP)

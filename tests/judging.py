@@ -25,15 +25,22 @@ def make_run(folder: Path, method: str, worths: Sequence[int], seed: int = 0) ->
     scores = folder / "scores"
     (scores / "images").mkdir(parents=True)
     run = {"method": method, "budget": BUDGET, "seed": seed}
-    fields = {"settings": {"policy.lora": method}, "run": run, "trained": list(BUDGET), "held_out": []}
+    fields = {
+        "settings": {"policy.lora": method},
+        "run": run,
+        "trained": list(BUDGET),
+        "held_out": [],
+        "images": len(worths),
+    }
     artifact.write(scores / "manifest.json", FORMAT, fields)
-    lines = []
+    rows = []
     for k, worth in enumerate(worths):
         name = f"images/{k:05d}.png"
         Image.new("RGB", (2, 2), (int(worth), k // 256, k % 256)).save(scores / name)
         values = dict.fromkeys(BUDGET, worth / 255)
-        lines.append(json.dumps({"index": k, "prompt": f"prompt {k}", "seed": 42 + k, "file": name, "scores": values}))
-    artifact.write_text(scores / "scores.jsonl", "\n".join(lines) + "\n")
+        row = {"index": k, "prompt": f"prompt {k}", "seed": 42 + k, "file": name, "scores": values}
+        rows.append(row | {"sha256": hashlib.sha256((scores / name).read_bytes()).hexdigest()})
+    artifact.write_text(scores / "scores.jsonl", artifact.lines(rows))
     return folder
 
 

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from recast import GainCurves, WeightMatrix, config, shapes, weigh
 from recast.config import Recipe
+from recast.core import artifact
 from recast.errors import StaleError
 from recast.estimate import at_orders
 from recast.estimate import stage as estimation
@@ -92,11 +93,11 @@ def test_training_resumes_from_the_checkpoint(run: Path) -> None:
 
 def test_scores_are_up_to_date_and_reported(run: Path, tmp_path: Path) -> None:
     settings = recipe(run)
-    before = (run / "scores/scores.jsonl").read_bytes()
+    before = artifact.read_rows(run / "scores/scores.jsonl", "")
     evaluation.check_stale(settings, run / "scores", run / "lora")
     assert evaluation.complete(settings, run / "scores")
     evaluation.evaluate(settings, run, run / "lora", no_progress)
-    assert (run / "scores/scores.jsonl").read_bytes() == before
+    assert artifact.read_rows(run / "scores/scores.jsonl", "") == before
     made = report([run], tmp_path / "report")
     rows = {row[0].text for table in made.tables for row in table.rows}
     assert {*REWARDS, "census"} <= rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,8 +48,8 @@ def inspect(content: bytes, smallest: int, what: str) -> tuple[str, int, int]:
     return suffix, width, height
 
 
-def read(path: Path, remedy: str) -> bytes:
-    """The content of an image file, checked to be one; an error that ends with `remedy` if it is not."""
+def read(path: Path, remedy: str, sha256: str | None = None) -> bytes:
+    """The content of an image file, checked to be one and to have a hash; an error that ends with `remedy` if not."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -57,6 +58,8 @@ def read(path: Path, remedy: str) -> bytes:
         inspect(content, 1, str(path))
     except RecastError as error:
         raise RecastError(f"{error}: {remedy}") from error
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise RecastError(f"{path} is not the image that was recorded, its hash is another: {remedy}")
     return content
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from paper_results import BUDGETS, JUDGED, JUDGED_MEANS, TRAINED
+from recast.core import artifact
 from recast.errors import RecastError
-from recast.judge.verdicts import ASPECTS, OVERALL, Verdicts, from_rows, interval, load, summary
+from recast.judge.verdicts import ASPECTS, FORMAT, OVERALL, Verdicts, from_rows, interval, load, summary
 from recast.report import judged, render
 
 
@@ -187,5 +188,11 @@ def test_a_damaged_table_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecastError, match=r"verdicts\.jsonl: cannot be read: .*; run recast judge first"):
         load(tmp_path)
     (tmp_path / "verdicts.jsonl").write_text('{"status": "judged"}\n')
-    with pytest.raises(RecastError, match=r"verdicts\.jsonl: a row is damaged \(.*\): run recast judge again"):
+    with pytest.raises(RecastError, match=r"manifest\.json: the field first\.method: Field required: run recast judge"):
+        load(tmp_path)
+    run = {"method": "static", "budget": {"ocr": 1.0}, "seed": 0}
+    artifact.write(tmp_path / "manifest.json", FORMAT, {"first": run, "second": run})
+    with pytest.raises(
+        RecastError, match=r"verdicts\.jsonl, line 1: the field index: Field required: run recast judge"
+    ):
         load(tmp_path)

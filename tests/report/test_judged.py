@@ -13,6 +13,7 @@ from PIL import Image
 from test_page import needs_chromium
 from typer.testing import CliRunner
 
+from edited import edit
 from judging import Known, expected, make_run, worths
 from recast.cli import app
 from recast.errors import RecastError
@@ -77,7 +78,7 @@ def test_verdicts_are_found_where_they_are_named_and_left_out_where_the_images_h
     with pytest.raises(RecastError, match="contain only verdicts: name the runs that were judged as well"):
         reports.report([tmp_path / "elsewhere"], tmp_path / "out")
     manifest = tmp_path / "runs/static-s0/scores/manifest.json"
-    manifest.write_text(manifest.read_text().replace('"policy.lora": "static"', '"policy.lora": "another"'))
+    edit(manifest, '"policy.lora": "static"', '"policy.lora": "another"')
     with pytest.warns(UserWarning, match="elsewhere are about images that have changed since and are left out"):
         later = reports.report([tmp_path / "runs", tmp_path / "elsewhere"], tmp_path / "out")
     assert "judge" not in later.found

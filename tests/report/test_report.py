@@ -13,6 +13,7 @@ from test_compare import printed
 from typer.testing import CliRunner
 
 import paper_results as paper
+from edited import edit
 from recast import GainCurves, evaluate
 from recast.cli import app
 from recast.cli.tables import report_table
@@ -182,9 +183,9 @@ def test_runs_that_cannot_be_compared_are_refused(runs: Path, tmp_path: Path) ->
     write_run(runs / "twin", "row", BUDGETS[0], 0, 1.0)
     refused("are both row with the same budget and seed")
     path = runs / "twin/scores/manifest.json"
-    path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
+    edit(path, '"seed": 0', '"seed": 7')
     rows = runs / "twin/scores/scores.jsonl"
-    rows.write_text(rows.read_text().replace('"seed": 42', '"seed": 41'))
+    edit(rows, '"seed": 42', '"seed": 41')
     refused("were evaluated on different prompts or seeds")
 
 
@@ -192,6 +193,7 @@ def test_scores_of_two_versions_of_a_reward_are_refused(runs: Path, tmp_path: Pa
     for k, folder in enumerate(sorted(runs.glob("*/scores"))):
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["versions"] = {"a": {"engine": f"rapidocr 3.{8 + (k == 5)}.0"}}
+        del manifest["checksum"]
         (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(RecastError, match=r"scores with a.engine = rapidocr 3.9.0, but in .* it is rapidocr 3.8.0"):
         stage.report([runs], tmp_path / "out")

@@ -17,6 +17,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
+from edited import edit
 from recast import GainCurves, WeightMatrix, config, identity, prompts, weigh
 from recast.core import sinkhorn
 from recast.core.effects import Effects
@@ -567,12 +568,16 @@ def test_what_is_wrong_is_said_before_anything_is_done(tmp_path: Path) -> None:
     kept = state.read_text()
     state.write_text(kept.replace('"epoch": 1', '"epoch": "x"'))
     assert "state.json is damaged" in said()
-    state.write_text(kept.replace('"schedule"', '"other"'))
+    state.write_text(kept.replace('"epoch": 1', '"epoch": 0'))
+    assert "state.json: the content does not have its checksum" in said()
+    state.write_text(kept)
+    edit(state, '"schedule"', '"other"')
     damaged = said("train.epochs=2")  # goes on, so that it is read
     assert re.search(
         r"is damaged \(KeyError: 'schedule'\): remove .*epoch-00001 to resume from the checkpoint", damaged
     )
-    state.write_text(kept.replace('"epoch": 1', '"epoch": 2'))
+    state.write_text(kept)
+    edit(state, '"epoch": 1', '"epoch": 2')
     assert "has 2 epochs already, more than train.epochs = 1" in said()
     state.write_text(kept)
     assert "trained with another prompt file (train.prompts)" in said("train.prompts=shapes:test")

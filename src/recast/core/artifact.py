@@ -1,19 +1,21 @@
 """Reading and writing the JSON files through which stages pass their results.
 
-A file has the fields `format` and `version`, arrays as lists in full float precision, NaN as null, and nothing that
-differs between two identical runs. It is written under a temporary name and then renamed.
+A file has the fields `format` and `version`, arrays as lists in full float precision, NaN as null, a checksum over all
+of it, and nothing that differs between two identical runs. It is written under a temporary name and then renamed. Rows
+of JSONL have checksums as well. Files and rows of earlier releases have none and are read without that check.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
 import socket
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +24,31 @@ import numpy as np
 from recast.errors import RecastError
 
 __all__ = [
+    "CHECKSUM",
     "array",
+    "checksum",
+    "count",
     "field",
     "inside",
+    "line",
+    "lines",
     "mapping",
     "names",
     "plain",
     "read",
+    "read_row",
     "read_rows",
     "running",
     "slug",
     "sweep",
+    "verify",
     "write",
     "write_bytes",
     "write_text",
 ]
 
+CHECKSUM = "checksum"
+"""The field of a file or row with `checksum` of the others."""
 _VERSION = 1
 _HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
 _TEMPORARY = re.compile(r"\.(?:.*\.(?P<host>[0-9a-f]{8})\.(?P<pid>\d{1,9})\.tmp|clock-(?P<probe>\d{1,9})-\d+)")
@@ -47,12 +58,41 @@ _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 def write(path: str | Path, format: str, fields: Mapping[str, Any], version: int = _VERSION) -> Path:
     """Write `fields` atomically as an artifact of the given format and version, and return the path."""
-    content = {"format": format, "version": version, **fields}
+    content = plain({"format": format, "version": version, **fields})
     try:
-        lines = [f"{json.dumps(key)}: {json.dumps(plain(value), allow_nan=False)}" for key, value in content.items()]
+        content[CHECKSUM] = checksum(content)
+        lines = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items()]
     except (TypeError, ValueError) as error:
         raise RecastError(f"{path}: cannot be written as {format}: {error}") from error
     return write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def checksum(fields: Mapping[str, Any], previous: str = "") -> str:
+    """Sixteen digits of the SHA-256 of fields as JSON in any order, and of the checksum of the row before them.
+
+    >>> checksum({"a": 1, "b": 2}) == checksum({"b": 2, "a": 1}) != checksum({"a": 1, "b": 2.5})
+    True
+    """
+    return hashlib.sha256((previous + json.dumps(fields, sort_keys=True)).encode()).hexdigest()[:16]
+
+
+def line(fields: Mapping[str, Any], previous: str = "") -> str:
+    """A row of JSONL with its checksum, which also covers that of the row before it where that one is given.
+
+    >>> line({"epoch": 1})
+    '{"epoch": 1, "checksum": "becef8ff3d5edb2b"}'
+    """
+    text = json.dumps(plain(fields), ensure_ascii=False).encode("utf-8", "replace").decode()  # half characters
+    return f'{text[:-1]}, "{CHECKSUM}": "{checksum(json.loads(text), previous)}"}}'
+
+
+def lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The text of a JSONL file, in which no row can be lost, moved or changed unnoticed, except the last ones."""
+    made, previous = [], ""
+    for row in rows:
+        made.append(line(row, previous))
+        previous = json.loads(made[-1])[CHECKSUM]
+    return "".join(f"{each}\n" for each in made)
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -107,8 +147,11 @@ def running(pid: int) -> bool:
     return True
 
 
-def read(path: str | Path, format: str, newest: int = _VERSION) -> dict[str, Any]:
-    """Fields of an artifact up to the version `newest`; a RecastError if the file is not one of the given format."""
+def read(path: str | Path, format: str, newest: int = _VERSION, *, checked: bool = True) -> dict[str, Any]:
+    """Fields of an artifact up to the version `newest`; a RecastError if the file is not one of the given format.
+
+    With `checked` false, the caller calls `verify` itself after its own checks, which can name the field that is wrong.
+    """
     try:
         content = json.loads(
             Path(path).read_text(encoding="utf-8"), object_pairs_hook=_distinct, parse_constant=_no_constant
@@ -125,7 +168,23 @@ def read(path: str | Path, format: str, newest: int = _VERSION) -> dict[str, Any
         raise RecastError(
             f"{path}: version {content.get('version')!r} of {format} is not the version {known} this package reads"
         )
+    if checked:
+        verify(content, path)
     return content
+
+
+def verify(content: dict[str, Any], where: str | Path, previous: str = "") -> str:
+    """Remove the checksum of a file or row and return it; an error if it is not that of the other fields."""
+    if CHECKSUM not in content:
+        return ""
+    written, found = content.pop(CHECKSUM), checksum(content, previous)
+    if written != found:
+        what = "or a row before it was lost" if previous else "it was damaged or edited"
+        raise RecastError(
+            f"{where}: the content does not have its checksum {written!r:.40}, {what}: make it again, or remove the "
+            f"field '{CHECKSUM}' if the change is meant"
+        )
+    return found
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -146,6 +205,14 @@ def field(content: Mapping[str, Any], key: str, path: str | Path) -> Any:
     if key not in content:
         raise RecastError(f"{path}: the field {key!r} is missing; the file has {', '.join(content)}")
     return content[key]
+
+
+def count(content: Mapping[str, Any], key: str, path: str | Path) -> int:
+    """One field that is a whole number of things."""
+    value = field(content, key, path)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
+        raise RecastError(f"{path}: the field {key!r} must be a whole number, not {value!r:.200}")
+    return value
 
 
 def mapping(content: Mapping[str, Any], key: str, path: str | Path) -> dict[str, Any]:
@@ -226,14 +293,20 @@ def read_rows(path: Path, maker: str) -> list[dict[str, Any]]:
         raise RecastError(f"{path}: cannot be read: {error.strerror or error}; run {maker} first") from error
     except UnicodeDecodeError as error:
         raise RecastError(f"{path}: not UTF-8 text ({error.reason}); run {maker} again") from error
-    rows = []
-    lines = text.removesuffix("\n").split("\n") if text else []  # a prompt may contain other line separators
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line, object_pairs_hook=_distinct)
-            if not isinstance(row, dict):
-                raise ValueError("a row must be an object")
-            rows.append(row)
-        except (ValueError, RecursionError) as error:
-            raise RecastError(f"{path}, line {number}: not valid JSON ({error})") from error
+    rows, previous = [], ""
+    parts = text.removesuffix("\n").split("\n") if text else []  # a prompt may contain other line separators
+    for number, each in enumerate(parts, start=1):
+        row, previous = read_row(each, f"{path}, line {number}", previous)
+        rows.append(row)
     return rows
+
+
+def read_row(text: str | bytes, where: str, previous: str = "") -> tuple[dict[str, Any], str]:
+    """An object of JSON that `line` has made, and its checksum; an error that begins with `where` if it is damaged."""
+    try:
+        row = json.loads(text, object_pairs_hook=_distinct)
+        if not isinstance(row, dict):
+            raise ValueError("a row must be an object")
+    except (ValueError, RecursionError) as error:
+        raise RecastError(f"{where}: not valid JSON ({error})") from error
+    return row, verify(row, where, previous)

@@ -337,19 +337,19 @@ class Effects:
     @classmethod
     def load(cls, path: str | Path) -> Effects:
         """Read a file that `save` wrote; a RecastError names it if it is truncated, inconsistent or another format."""
-        content = artifact.read(path, _FORMAT)
+        content = artifact.read(path, _FORMAT, checked=False)
         try:
             rewards = check_names(artifact.field(content, "rewards", path))
             sigmas = artifact.array(content, "sigmas", path, 1)
             size = len(rewards) * (sigmas.size - 1)
-            return cls(
+            found = cls(
                 rewards=rewards,
                 sigmas=sigmas,
                 own=_unpacked(artifact.array(content, "own", path, 2), size),
                 cross=_unpacked(artifact.array(content, "cross", path, 2), size),
-                images=int(artifact.field(content, "images", path)),
-                batch=int(artifact.field(content, "batch", path)),
-                levels=int(artifact.field(content, "levels", path)),
+                images=artifact.count(content, "images", path),
+                batch=artifact.count(content, "batch", path),
+                levels=artifact.count(content, "levels", path),
                 normalize=artifact.field(content, "normalize", path),
                 scales=artifact.array(content, "scales", path, 1),
                 covariance=artifact.array(content, "covariance", path, 2),
@@ -357,6 +357,8 @@ class Effects:
             )
         except (RecastError, TypeError, ValueError) as error:
             raise RecastError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+        artifact.verify(content, path)
+        return found
 
 
 def _without(values: Array, order: int = 1) -> Array:

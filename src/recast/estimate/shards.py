@@ -103,6 +103,8 @@ class Shards:
     def write(self, name: str, rollouts: Rollouts, inputs: str) -> None:
         """Store a prompt's scores with `inputs`, the hash of the proposals they were made from."""
         tensors = {"scores": np.ascontiguousarray(rollouts.scores), "evaluations": np.array([rollouts.evaluations])}
+        # Among the tensors, since the order of two facts in the header would differ from process to process.
+        tensors |= {artifact.CHECKSUM: _checksum(name, inputs, tensors)}
         artifact.write_bytes(self.path(name), save(tensors, {"inputs": inputs}))
 
     def read(self, name: str, inputs: str | None = None) -> Rollouts:
@@ -111,12 +113,35 @@ class Shards:
         try:
             with safe_open(path, "np") as file:
                 found = (file.metadata() or {}).get("inputs")
-                rollouts = Rollouts(file.get_tensor("scores"), int(file.get_tensor("evaluations")[0]))
-        except (OSError, SafetensorError) as error:
+                tensors = {key: file.get_tensor(key) for key in ("scores", "evaluations")}
+                same = _checksum(name, found or "", tensors)
+                written = file.get_tensor(artifact.CHECKSUM) if artifact.CHECKSUM in file.keys() else same  # noqa: SIM118
+            _check(tensors)
+        except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise RecastError(f"{path}: not a readable shard ({error}): remove it and estimate again") from error
+        if not np.array_equal(written, same):
+            raise RecastError(f"{path}: the data do not have their checksum: remove the shard and estimate again")
+        rollouts = Rollouts(tensors["scores"], int(tensors["evaluations"][0]))
         if inputs is not None and found != inputs:
             raise RecastError(
                 f"{path} was made from other proposals or metadata for the prompt {name!r}: "
                 "remove it, or choose another --out"
             )
         return rollouts
+
+
+def _checksum(name: str, inputs: str, tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
+    """The bytes of a checksum of a shard: its prompt, its inputs, and the types, shapes and bytes of its tensors."""
+    data = {
+        key: [str(each.dtype), each.shape, hashlib.sha256(each.tobytes()).hexdigest()] for key, each in tensors.items()
+    }
+    return np.frombuffer(bytes.fromhex(artifact.checksum({"name": name, "inputs": inputs, **data})), np.uint8)
+
+
+def _check(tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Raise a ValueError if tensors of a shard, which may have no checksum, have another type or shape."""
+    scores, spent = tensors["scores"], tensors["evaluations"]
+    if scores.dtype != np.float64 or scores.ndim != 4 or not scores.size or np.isinf(scores).any():
+        raise ValueError(f"its scores are {scores.dtype} {scores.shape}, not finite float64 with four axes")
+    if spent.dtype != np.int64 or spent.shape != (1,) or spent[0] < 0:
+        raise ValueError("its number of velocity evaluations is none")

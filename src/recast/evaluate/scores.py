@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recast import versions
+from recast import images, versions
 from recast.core import artifact
 from recast.errors import RecastError
 
@@ -98,6 +98,11 @@ class Scores:
         """The file of an image, which lies in `folder`."""
         return artifact.inside(self.folder, self.images[number].get("file"), self.folder / "scores.jsonl")
 
+    def picture(self, number: int) -> bytes:
+        """The content of an image, checked to be the one that was scored where its hash is recorded."""
+        remedy = "run recast evaluate again after removing it"
+        return images.read(self.image(number), remedy, self.images[number].get("sha256"))
+
     def images_hash(self) -> str:
         """SHA-256 of what decides the images: the settings they were made with, their prompts and seeds."""
         content = json.dumps([dict(self.settings), self.prompts_and_seeds], sort_keys=True)
@@ -131,7 +136,7 @@ class Scores:
         """
         path = Path(folder)
         path = path / "scores" if (path / "scores").is_dir() else path
-        manifest = artifact.read(path / "manifest.json", FORMAT)
+        manifest = artifact.read(path / "manifest.json", FORMAT, checked=False)
         run = artifact.mapping(manifest, "run", path / "manifest.json")
         method, budget, seed = (
             artifact.field(run, key, path / "manifest.json") for key in ("method", "budget", "seed")
@@ -141,9 +146,10 @@ class Scores:
             tuple(artifact.names(manifest, key, path / "manifest.json")) for key in ("trained", "held_out")
         )
         _check_run(budget, seed, (*trained, *held_out), path / "manifest.json")
+        artifact.verify(manifest, path / "manifest.json")
         rows = artifact.read_rows(path / "scores.jsonl", "recast evaluate")
-        for number, row in enumerate(rows, start=1):
-            _check_row(row, f"{path / 'scores.jsonl'}, line {number}")
+        for number, row in enumerate(rows):
+            _check_row(row, number, f"{path / 'scores.jsonl'}, line {number + 1}")
         try:
             table = [[row["scores"][name] for row in rows] for name in (*trained, *held_out)]
             values = np.array(table, dtype=np.float64).reshape(len(trained) + len(held_out), len(rows))
@@ -151,9 +157,14 @@ class Scores:
             raise RecastError(
                 f"{path / 'scores.jsonl'}: a row lacks a score ({error}): run recast evaluate again"
             ) from error
-        images = tuple({key: value for key, value in row.items() if key != "scores"} for row in rows)
+        if manifest.get("images", len(rows)) != len(rows):
+            raise RecastError(
+                f"{path / 'scores.jsonl'} has {len(rows)} rows, not one for each of {manifest['images']!r:.40} images: "
+                "run recast evaluate again"
+            )
+        shown = tuple({key: value for key, value in row.items() if key != "scores"} for row in rows)
         facts = [artifact.mapping(manifest, key, path / "manifest.json") for key in ("settings", "versions")]
-        return cls(path, method, dict(budget), int(seed), trained, held_out, images, values, *facts)
+        return cls(path, method, dict(budget), int(seed), trained, held_out, shown, values, *facts)
 
 
 def _is_number(value: Any, kind: Any = float) -> bool:
@@ -172,11 +183,13 @@ def _check_run(budget: Any, seed: Any, rewards: Sequence[str], path: Path) -> No
         raise RecastError(f"{path}: a reward is named twice among {', '.join(rewards)}")
 
 
-def _check_row(row: Mapping[str, Any], where: str) -> None:
-    """Raise if a row of scores.jsonl has a field of another type."""
+def _check_row(row: Mapping[str, Any], number: int, where: str) -> None:
+    """Raise if a row of scores.jsonl has a field of another type, or is not the row of the image `number`."""
     scores = row.get("scores")
     wrong = [name for name in ("prompt", "file") if not isinstance(row.get(name), str)]
     wrong += [name for name in ("index", "seed") if not _is_number(row.get(name), int)]
+    wrong += [] if "index" in wrong or row["index"] == number else ["index"]
+    wrong += [] if isinstance(row.get("sha256", ""), str) else ["sha256"]
     if not isinstance(scores, dict):
         wrong.append("scores")
     else:

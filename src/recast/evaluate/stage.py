@@ -8,7 +8,6 @@ held-out reward that is added later scores the existing images.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recast import identity, images, lock, processes, prompts, versions
+from recast import identity, images, lock, processes, prompts, strict, versions
 from recast.config import Recipe
 from recast.core import artifact
 from recast.errors import RecastError
@@ -34,6 +33,16 @@ __all__ = ["PART", "check_stale", "complete", "evaluate"]
 PART = 64
 """Images whose scores one file in parts/ holds."""
 _PART_FORMAT = "recast.scores.part"
+
+
+class _Part(strict.Strict):
+    """The scores of a part by one reward, and the hashes of the images that were scored."""
+
+    reward: str
+    options: dict[str, Any]
+    scores: list[float | None]
+    versions: dict[str, str] | None = None
+    images: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -156,9 +165,9 @@ def _claim(folder: Path, recipe: Recipe, lora: Path | None) -> None:
     method = "base" if lora is None else recipe.weigh.method
     run = {"method": method, "budget": recipe.budget, "seed": recipe.train.seed}
     held_out = [name for name in _reward_options(recipe) if name not in recipe.rewards]
-    fields = {"settings": settings, "run": run, "trained": list(recipe.rewards), "held_out": held_out}
+    fields: dict[str, Any] = {"settings": settings, "run": run, "trained": list(recipe.rewards), "held_out": held_out}
     fields |= {"versions": scored_by} if scored_by else {}
-    artifact.write(folder / "manifest.json", FORMAT, fields)
+    artifact.write(folder / "manifest.json", FORMAT, fields | {"images": len(_images_of(recipe))})
     for name in ("images", "parts"):
         (folder / name).mkdir(exist_ok=True)
 
@@ -207,8 +216,9 @@ def _score(recipe: Recipe, folder: Path, parts: Sequence[Sequence[_Image]], prog
             loaded = (name, base.load(name, **options[name]))
         rows = [image.row for image in part]
         texts = [row["prompt"] for row in rows]
-        values = base.score({name: loaded[1]}, _read(folder, part), texts, rows)[0]
-        fields = {"reward": name, "options": options[name], "scores": values}
+        pixels, hashes = _read(folder, part)
+        values = base.score({name: loaded[1]}, pixels, texts, rows)[0]
+        fields = {"reward": name, "options": options[name], "scores": values, "images": hashes}
         if present := base.versions(name, options[name]):
             fields["versions"] = present
         artifact.write(_path(folder, name, f"{part[0].index:05d}"), _PART_FORMAT, fields)
@@ -223,7 +233,13 @@ def _path(folder: Path, name: str, first: str) -> Path:
 def _content(folder: Path, name: str, part: Sequence[_Image]) -> dict[str, Any]:
     """What the file of a part's scores holds; empty if there is none."""
     path = _path(folder, name, f"{part[0].index:05d}")
-    return artifact.read(path, _PART_FORMAT) if path.exists() else {}
+    if not path.exists():
+        return {}
+    found, remedy = artifact.read(path, _PART_FORMAT), "remove the file and run recast evaluate again"
+    strict.require(_Part, found, str(path), remedy)
+    if found["reward"] != name:
+        raise RecastError(f"{path}: the scores are by {found['reward']!r:.100}, not by {name}: {remedy}")
+    return found
 
 
 def _known(folder: Path, name: str, options: Mapping[str, Any], part: Sequence[_Image]) -> list[float] | None:
@@ -231,27 +247,40 @@ def _known(folder: Path, name: str, options: Mapping[str, Any], part: Sequence[_
     found = _content(folder, name, part)
     if not found:
         return None
-    path = _path(folder, name, f"{part[0].index:05d}")
-    scores = list(artifact.field(found, "scores", path))
-    same = identity.current_options(name, artifact.mapping(found, "options", path)) == artifact.plain(options)
+    scores = list(found["scores"])
+    same = identity.current_options(name, found["options"]) == artifact.plain(options)
     return scores if same and len(scores) == len(part) else None
 
 
-def _read(folder: Path, part: Sequence[_Image]) -> Tensor:
-    """Images as stored on disk, so that scores do not depend on when the images were made."""
+def _read(folder: Path, part: Sequence[_Image]) -> tuple[Tensor, list[str]]:
+    """Images as stored on disk, so that scores do not depend on when the images were made, and their hashes."""
     contents = {image.file: (folder / image.file).read_bytes() for image in part}
     remedy = "(remove it and run recast evaluate again)"
     sizes = [images.inspect(content, 1, f"{folder / file} {remedy}")[:0:-1] for file, content in contents.items()]
-    return torch.from_numpy(np.stack([images.to_array(content, sizes[0]) for content in contents.values()]))
+    pixels = torch.from_numpy(np.stack([images.to_array(content, sizes[0]) for content in contents.values()]))
+    return pixels, [hashlib.sha256(content).hexdigest() for content in contents.values()]
+
+
+def _hashes(folder: Path, names: Sequence[str], part: Sequence[_Image]) -> Sequence[str | None]:
+    """The hashes of a part's images, which all rewards must have scored; None where no reward has recorded them."""
+    known = {name: _content(folder, name, part).get("images") for name in names}
+    first = next((hashes for hashes in known.values() if hashes is not None), None)
+    for name, hashes in known.items():
+        if hashes is not None and (hashes != first or len(hashes) != len(part)):
+            path = _path(folder, name, f"{part[0].index:05d}")
+            raise RecastError(f"{path}: {name} has scored other images than the rewards before it: remove that file")
+    return [None] * len(part) if first is None else first
 
 
 def _collect(recipe: Recipe, folder: Path, parts: Sequence[Sequence[_Image]]) -> Path:
     """Write one row per image with all its scores, in order."""
-    options, lines = _reward_options(recipe), []
+    options, rows = _reward_options(recipe), []
     for part in parts:
         columns = {name: _known(folder, name, options[name], part) or [] for name in options}
+        hashes = _hashes(folder, list(options), part)
         for k, image in enumerate(part):
             scores = {name: column[k] for name, column in columns.items()}
             row = {"index": image.index, "prompt": image.row["prompt"], "seed": image.seed, "file": image.file}
-            lines.append(json.dumps(row | {"scores": scores}, ensure_ascii=False))
-    return artifact.write_text(folder / "scores.jsonl", "\n".join(lines) + "\n")
+            row |= {} if hashes[k] is None else {"sha256": hashes[k]}
+            rows.append(row | {"scores": scores})
+    return artifact.write_text(folder / "scores.jsonl", artifact.lines(rows))

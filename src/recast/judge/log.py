@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from recast import strict
+from recast.core import artifact
 from recast.errors import RecastError
 
 __all__ = ["Key", "Log"]
 
 Key = tuple[int, int, str]
 """A call: the number of the pair, the order (0: the first run is shown as A), and the subject of the question."""
+
+
+_Count = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class _Answer(strict.Strict):
+    better: Literal["A", "B"]
+    score: Annotated[int, Field(ge=1, le=6)]
+    confidence: float | None = None
+    reasoning: dict[str, str]
+    rationale: str = ""
+
+
+class _Call(strict.Strict):
+    """A line before a call."""
+
+    pair: _Count
+    order: Annotated[int, Field(ge=0, le=1)]
+    about: Literal["verdict", "faithfulness", "aesthetics"]
+    sent: bool = False
+
+
+class _Reply(_Call):
+    billed: bool
+    tokens: Annotated[list[_Count], Field(min_length=2, max_length=2)]
+
+
+class _Verdict(_Reply):
+    answer: _Answer
+
+
+class _Side(_Reply):
+    answer: Literal["A", "B", "tie", "na"]
+
+
+class _Failure(_Reply):
+    failed: str
+    refused: bool = False
 
 
 class Log:
@@ -35,14 +76,18 @@ class Log:
             self._file = path.open("a+b")
             self._file.seek(0)
             whole = self._file.read().rpartition(b"\n")
-            self._file.truncate(len(whole[0]) + len(whole[1]))
         except OSError as error:
             raise RecastError(f"{path}: cannot be written: {error.strerror or error}") from error
         lines = whole[0].split(b"\n") if whole[0] else []
         self.records: list[dict[str, Any]] = []
         self._open: Counter[Key] = Counter()  # calls that were sent and have no reply yet
-        for number, line in enumerate(lines, 1):
-            self._note(self._read(number, line))
+        try:
+            for number, line in enumerate(lines, 1):
+                self._note(self._read(number, line))
+            self._file.truncate(len(whole[0]) + len(whole[1]))  # last, since a log that is refused stays as it is
+        except BaseException:
+            self.close()
+            raise
         self.answers = {_key(each): each["answer"] for each in self.records if "answer" in each}
         self.failed: Counter[Key] = Counter()
         last = max((k for k, each in enumerate(self.records) if "answer" in each), default=0)
@@ -51,21 +96,16 @@ class Log:
         self.gone = {_key(each) for each in counted if each.get("refused")}
 
     def _read(self, number: int, line: bytes) -> dict[str, Any]:
+        where, remedy = f"{self.path}, line {number}", "not a call; remove that line"
         try:
-            record = dict(json.loads(line))
-            _key(record)
-            if record.get("sent") is True:
-                return record
-            answer: Any = record["answer"] if "answer" in record else record["failed"]
-            tokens = record["tokens"]
-            known = isinstance(record["billed"], bool) and [type(count) for count in tokens] == [int, int]
-            if record["about"] == "verdict" and "answer" in record:
-                known = known and answer["better"] in ("A", "B") and answer["score"] in range(1, 7)
-                known = known and all(isinstance(text, str) for text in answer["reasoning"].values())
-            if not known or not answer:
-                raise ValueError("a field has a wrong value")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise RecastError(f"{self.path}, line {number}: not a call ({error}); remove that line") from error
+            record, _ = artifact.read_row(line, where)
+        except RecastError as error:
+            raise RecastError(f"{error}: {remedy}") from error
+        model: type[strict.Strict] = _Call
+        if record.get("sent") is not True:
+            answer = _Verdict if record.get("about") == "verdict" else _Side
+            model = answer if "answer" in record else _Failure
+        strict.require(model, record, where, remedy)
         return record
 
     def _note(self, record: dict[str, Any]) -> None:
@@ -98,7 +138,7 @@ class Log:
     def _append(self, key: Key, fields: Mapping[str, Any]) -> None:
         pair, order, about = key
         record = {"pair": pair, "order": order, "about": about, **fields}
-        line = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        line = artifact.line(record).encode() + b"\n"
         with self._lock:
             try:
                 self._file.write(line)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from recast import evaluate, identity, images, lock
+from recast import evaluate, identity, lock
 from recast.core import artifact
 from recast.errors import RecastError
 from recast.evaluate import Scores
@@ -46,8 +46,8 @@ class Comparison:
 
     def shown(self, number: int, order: int) -> tuple[bytes, bytes]:
         """The two images of a pair in the order in which they are shown: A, then B."""
-        first, second = (self.image(run, number) for run in ((0, 1), (1, 0))[order])
-        return images.read(first, "run recast evaluate"), images.read(second, "run recast evaluate")
+        first, second = ((self.first, self.second)[run].picture(number) for run in ((0, 1), (1, 0))[order])
+        return first, second
 
     def prompt(self, number: int) -> str:
         """The prompt of a pair."""

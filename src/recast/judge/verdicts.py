@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recast.core import artifact
-from recast.errors import RecastError
 from recast.evaluate import Budget
 
 __all__ = [
@@ -181,8 +179,7 @@ def summary(verdicts: Verdicts) -> dict[str, Any]:
 
 def save(folder: Path, verdicts: Verdicts, rows: Sequence[Mapping[str, Any]], spent: Mapping[str, Any]) -> None:
     """Write verdicts.jsonl with one row per pair, and summary.json with the statistics and the cost."""
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    artifact.write_bytes(folder / "verdicts.jsonl", text.encode("utf-8", "replace"))
+    artifact.write_text(folder / "verdicts.jsonl", artifact.lines(rows))
     artifact.write(folder / "summary.json", _SUMMARY_FORMAT, {**summary(verdicts), **spent})
 
 
@@ -238,13 +235,13 @@ def load(folder: Path) -> Verdicts:
         ...
     recast.errors.RecastError: nowhere/manifest.json...
     """
+    from recast.judge import written  # pydantic, which `recast --help` does without
+
     manifest = artifact.read(folder / "manifest.json", FORMAT)
     rows = artifact.read_rows(folder / "verdicts.jsonl", "recast judge")
-    for name in ("first", "second"):
-        run = artifact.mapping(manifest, name, folder / "manifest.json")
-        if "method" in run:
-            artifact.slug(run["method"], f"{name}.method", folder / "manifest.json")
-    try:
-        return from_rows(manifest, rows, folder)
-    except (KeyError, TypeError, ValueError) as error:
-        raise RecastError(f"{folder / 'verdicts.jsonl'}: a row is damaged ({error}): run recast judge again") from error
+    written.check_manifest(manifest, folder / "manifest.json")
+    summary = folder / "summary.json"
+    written.check_rows(
+        rows, folder / "verdicts.jsonl", artifact.read(summary, _SUMMARY_FORMAT) if summary.is_file() else {}
+    )
+    return from_rows(manifest, rows, folder)

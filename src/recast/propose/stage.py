@@ -24,6 +24,7 @@ def propose(recipe: Recipe, out: Path, progress: Progress) -> Path:
     for name in recipe.rewards:  # an unknown name is an error before any image is paid for
         base.find(name)
     client = api.Client(settings) if settings.endpoint is not None else None  # a missing key leaves no folder behind
+    given = _given(Path(settings.folder or ""), out, texts, samples) if settings.source == "folder" else {}
     kept = store.Store(out / "proposals", identity.proposals(recipe), settings.smallest)
     with kept.alone():
         missing = kept.missing(texts, samples)
@@ -31,7 +32,7 @@ def propose(recipe: Recipe, out: Path, progress: Progress) -> Path:
             if client is not None:
                 api.fetch(client, kept, missing, progress)
             elif settings.source == "folder":
-                _copy(Path(settings.folder or ""), kept, missing, progress)
+                _copy(given, kept, missing, progress)
             else:
                 from recast.propose import draw  # torch, which an API or a folder does not need
 
@@ -39,16 +40,23 @@ def propose(recipe: Recipe, out: Path, progress: Progress) -> Path:
         return kept.write_manifest(texts, samples, recipe.generator)
 
 
-def _copy(folder: Path, kept: store.Store, missing: list[tuple[str, int]], progress: Progress) -> None:
-    found = store.read_manifest(folder)
-    for prompt, number in progress(missing, "copying proposals", len(missing)):
-        files = found.get(prompt, [])
-        if number >= len(files):
+def _given(folder: Path, out: Path, texts: list[str], samples: int) -> dict[str, list[Path]]:
+    """The images in a folder by prompt; an error, before anything is written, if they are too few for those missing."""
+    present = store.stored(out / "proposals")
+    missing = [(text, k) for text in texts for k in range(samples) if store.key(text, k) not in present]
+    found = store.read_manifest(folder) if missing else {}
+    for prompt, number in missing:
+        if number >= (count := len(found.get(prompt, []))):
             raise RecastError(
-                f"{folder} has {len(files)} images for the prompt {prompt!r}, but at least {number + 1} are needed"
+                f"{folder} has {count} images for the prompt {prompt!r}, but at least {number + 1} are needed"
             )
+    return found
+
+
+def _copy(found: dict[str, list[Path]], kept: store.Store, missing: list[tuple[str, int]], progress: Progress) -> None:
+    for prompt, number in progress(missing, "copying proposals", len(missing)):
         try:
-            content = files[number].read_bytes()
+            content = found[prompt][number].read_bytes()
         except OSError as error:
-            raise RecastError(f"{files[number]}: the image cannot be read: {error.strerror or error}") from error
+            raise RecastError(f"{error.filename}: the image cannot be read: {error.strerror or error}") from error
         kept.add(prompt, number, content)

@@ -8,26 +8,39 @@ proposals of one run can serve another.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recast import identity, images, lock
+from recast import identity, images, lock, strict
 from recast.core import artifact
 from recast.errors import RecastError
 from recast.images import SUFFIXES, UndecodableError
 
-__all__ = ["Store", "key", "read_manifest"]
+__all__ = ["Store", "key", "read_manifest", "stored"]
 
 _FORMAT = "recast.proposals"
+
+
+class _Row(strict.Strict):
+    """A row of manifest.jsonl; whoever brings images of their own need only name prompt and file."""
+
+    prompt: str
+    file: str
+    generator: str = ""
+    sha256: str | None = None
 
 
 def key(prompt: str, number: int) -> str:
     """File stem of the image `number` of a prompt."""
     return f"{hashlib.sha256(prompt.encode()).hexdigest()[:16]}-{number:03d}"
+
+
+def stored(folder: Path) -> dict[str, Path]:
+    """The image files in a folder of proposals by their stems; none if there is no such folder."""
+    return {path.stem: path for path in (folder / "images").glob("*") if path.suffix in SUFFIXES.values()}
 
 
 @dataclass
@@ -48,9 +61,7 @@ class Store:
         else:
             artifact.write(path, _FORMAT, {"settings": dict(self.settings)})
         (self.folder / "images").mkdir(exist_ok=True)
-        self._files = {
-            path.stem: path for path in (self.folder / "images").iterdir() if path.suffix in SUFFIXES.values()
-        }
+        self._files = stored(self.folder)
 
     @classmethod
     def open(cls, folder: Path, settings: Mapping[str, Any], smallest: int) -> Store:
@@ -95,7 +106,7 @@ class Store:
 
     def write_manifest(self, prompts: Sequence[str], samples: int, generator: str) -> Path:
         """Write `manifest.jsonl`, one line per image, with its hash and size; returns its path."""
-        lines = []
+        rows = []
         for prompt in prompts:
             for k in range(samples):
                 path = self.path(prompt, k)
@@ -103,27 +114,22 @@ class Store:
                 _, width, height = images.inspect(content, self.smallest, str(path))
                 row: dict[str, Any] = {"prompt": prompt, "file": f"images/{path.name}", "generator": generator}
                 row |= {"sha256": hashlib.sha256(content).hexdigest(), "width": width, "height": height}
-                lines.append(json.dumps(row, ensure_ascii=False))
-        return artifact.write_text(self.folder / "manifest.jsonl", "\n".join(lines) + "\n")
+                rows.append(row)
+        return artifact.write_text(self.folder / "manifest.jsonl", artifact.lines(rows))
 
 
 def read_manifest(folder: Path) -> dict[str, list[Path]]:
     """Image files of each prompt in a folder with a manifest (JSONL: prompt, file, generator)."""
     path = folder / "manifest.jsonl"
-    try:
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecastError(f"{path}: the manifest cannot be read: {error}") from error
     found: dict[str, list[Path]] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            file, prompt = artifact.inside(folder, row["file"], f"{path}, line {number}"), str(row["prompt"])
-        except RecastError:
-            raise
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecastError(f"{path}, line {number}: a line must have prompt and file ({error!r})") from error
+    for number, row in enumerate(artifact.read_rows(path, "recast propose"), start=1):
+        where = f"{path}, line {number}"
+        strict.require(_Row, row, where, "a line must have prompt and file")
+        file = artifact.inside(folder, row["file"], where)
         if not file.is_file():
-            raise RecastError(f"{path}, line {number}: the image {file} does not exist")
-        found.setdefault(prompt, []).append(file)
+            raise RecastError(f"{where}: the image {file} does not exist")
+        images.read(file, f"{where} does not fit its file", row.get("sha256"))
+        if file in found.setdefault(row["prompt"], []):
+            raise RecastError(f"{where}: the image {file} is named twice for one prompt")
+        found[row["prompt"]].append(file)
     return found

@@ -61,6 +61,8 @@ def _pair(verdicts: Verdicts, row: int, left: int, where: judged.Where) -> Pair:
     number = verdicts.indices[row]
     runs = [where[method, verdicts.budget, verdicts.seed] for method in (verdicts.first, verdicts.second)]
     files = [run.image(number) for run in runs]
+    for run in runs:
+        run.picture(number)  # an error if it is not the image that was scored
     return verdicts.prompts[row], files[left], files[1 - left]
 
 

@@ -7,17 +7,14 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recast import images
 from recast.core import renyi, schedule
 from recast.core.curves import GainCurves
 from recast.core.matched import floors
 from recast.core.weights import METHODS, WeightMatrix, control_of
-from recast.errors import RecastError
 from recast.evaluate import Scores
 from recast.judge import Verdicts
 from recast.report import judged
@@ -126,7 +123,7 @@ def _gallery(policies: Sequence[Scores]) -> dict[str, Any]:
             column = policy.values[[policy.rewards.index(name) for name in rewards], k]
             known = [None if np.isnan(value) else float(value) for value in column]
             scores[shown(policy.method)] = dict(zip(rewards, known, strict=True))
-            pictures[shown(policy.method)] = _embedded(policy.image(k))
+            pictures[shown(policy.method)] = _embedded(policy.picture(k))
         items.append({"prompt": image["prompt"], "seed": image["seed"], "scores": scores, "images": pictures})
     return {"methods": [shown(policy.method) for policy in policies], "rewards": rewards, "items": items}
 
@@ -151,7 +148,7 @@ def _judged_pair(verdicts: Verdicts, row: int, names: tuple[str, str], where: ju
     """Prompt, images and the verdicts in both orders of one pair."""
     number = verdicts.indices[row]
     runs = [where[method, verdicts.budget, verdicts.seed] for method in (verdicts.first, verdicts.second)]
-    shown_images = [_embedded(run.image(number)) for run in runs]
+    shown_images = [_embedded(run.picture(number)) for run in runs]
     won = [names[0] if value else names[1] for value in verdicts.won["overall"][row]]
     return {
         "prompt": verdicts.prompts[row],
@@ -161,13 +158,10 @@ def _judged_pair(verdicts: Verdicts, row: int, names: tuple[str, str], where: ju
     }
 
 
-def _embedded(path: Path) -> str:
+def _embedded(content: bytes) -> str:
     """An image file as a data URL, reduced if it is large."""
     from PIL import Image
 
-    if not path.is_file():
-        raise RecastError(f"{path} is missing: run recast evaluate again to make it")
-    content = images.read(path, "run recast evaluate again to make it")
     with Image.open(io.BytesIO(content)) as image:
         if max(image.size) <= _SMALL:
             return "data:image/png;base64," + base64.b64encode(content).decode()

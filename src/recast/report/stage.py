@@ -102,7 +102,8 @@ def _verdicts(folders: Sequence[Path], policies: Sequence[Scores]) -> list[Verdi
     places = {place.resolve(): None for folder in folders for place in _judged(folder)}
     for policy in policies:
         places |= {path.parent.resolve(): None for path in policy.folder.parent.glob("verdicts/*/verdicts.jsonl")}
-    now = {(each.method, tuple(each.budget.items()), each.seed): each.images_hash() for each in policies}
+    policies_by = {(each.method, tuple(each.budget.items()), each.seed): each for each in policies}
+    now = {key: each.images_hash() for key, each in policies_by.items()}
     found = []
     for place in sorted(places):
         verdicts = judge.load(place)
@@ -114,8 +115,20 @@ def _verdicts(folders: Sequence[Path], policies: Sequence[Scores]) -> list[Verdi
                 stacklevel=3,
             )
         else:
+            _require_prompts(verdicts, [policies_by[key] for key in keys if key in policies_by], place)
             found.append(verdicts)
     return found
+
+
+def _require_prompts(verdicts: Verdicts, policies: Sequence[Scores], place: Path) -> None:
+    """Raise if a verdict is about another prompt than the images with its number."""
+    for policy in policies:
+        texts = dict(enumerate(prompt for prompt, _ in policy.prompts_and_seeds))
+        for index, prompt in zip(verdicts.indices, verdicts.prompts, strict=True):
+            if texts.get(index) != prompt:
+                raise RecastError(
+                    f"{place} has a verdict on image {index}, but that of {policy.run} has another prompt"
+                )
 
 
 def _judged(folder: Path) -> list[Path]:

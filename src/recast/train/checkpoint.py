@@ -9,14 +9,15 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from recast import config, identity
+from recast import config, identity, strict
 from recast.core import artifact
 from recast.errors import RecastError
 from recast.flow.lora import require_finite
@@ -37,6 +38,7 @@ __all__ = [
     "restore_optimizer",
     "restore_random",
     "save_tensors",
+    "verify",
     "write_state",
 ]
 
@@ -51,6 +53,18 @@ _HASHED = {
     "train.resume_from": "checkpoint to resume from (train.resume_from)",
 }
 """Names, for error messages, of the settings of which a checkpoint records only a hash."""
+
+
+class _State(strict.Strict):
+    """state.json; checkpoints of earlier releases have no hashes of their files."""
+
+    epoch: Annotated[int, Field(ge=0)]
+    update: Annotated[int, Field(ge=0)]
+    step: Annotated[int, Field(ge=0)]
+    settings: dict[str, Any]
+    schedule: dict[str, Any] | None = None
+    scaler: dict[str, Any] | None = None
+    files: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,21 +120,38 @@ def read_state(path: Path, settings: Mapping[str, Any] | None = None) -> tuple[P
 
     None accepts any settings.
     """
-    content = artifact.read(path / "state.json", _FORMAT)
-    if settings is not None:
-        identity.require_same(artifact.mapping(content, "settings", path), settings, f"{path} was trained", _HASHED)
-    try:
-        position = Position(*(int(artifact.field(content, key, path)) for key in ("epoch", "update", "step")))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise RecastError(f"{path / 'state.json'} is damaged: {error}") from error
-    if min(position.epoch, position.update, position.step) < 0:
+    content = artifact.read(path / "state.json", _FORMAT, checked=False)
+    strict.require(_State, content, f"{path / 'state.json'} is damaged", "resume from another checkpoint")
+    position = Position(*(content[key] for key in ("epoch", "update", "step")))
+    if position.step < position.epoch + position.update:
         raise RecastError(f"{path / 'state.json'} is damaged: its position is {position}")
+    artifact.verify(content, path / "state.json")
+    if settings is not None:
+        identity.require_same(content["settings"], settings, f"{path} was trained", _HASHED)
     return position, content
+
+
+def verify(path: Path, state: Mapping[str, Any]) -> None:
+    """Raise if a file of a checkpoint has another content than the one that was saved, where that is recorded."""
+    now, known = _hashes(path), state.get("files") or {}
+    for name in known:
+        if now.get(name) != known[name]:
+            reason = "has changed since it was saved" if name in now else "is missing"
+            raise RecastError(f"{path / name} {reason}: the checkpoint is damaged")
+
+
+def _hashes(path: Path) -> dict[str, str]:
+    """SHA-256 by name of the files of a checkpoint but state.json."""
+    files = sorted(file for file in path.glob("**/*") if file.is_file() and file.name != "state.json")
+    try:
+        return {file.relative_to(path).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    except OSError as error:
+        raise RecastError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
 
 
 def write_state(path: Path, position: Position, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Write the last file of a checkpoint; `all_of` takes its presence as a sign of completeness."""
-    fields = {"epoch": position.epoch, "update": position.update, "step": position.step}
+    fields = {"epoch": position.epoch, "update": position.update, "step": position.step, "files": _hashes(path)}
     artifact.write(path / "state.json", _FORMAT, {**fields, "settings": settings, **facts})
 
 

@@ -7,16 +7,25 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from recast import strict
 from recast.core import artifact
 from recast.errors import RecastError
 from recast.train import advantage
 
 __all__ = ["Log", "reward_metrics", "scalars"]
+
+_REMEDY = "move the log away to train on"
+
+
+class _Row(strict.Strict):
+    epoch: Annotated[int, Field(ge=1)]
+    step: Annotated[int, Field(ge=0)] = 0
 
 
 def reward_metrics(names: Sequence[str], rewards: Tensor, groups: Tensor, parts: Tensor) -> dict[str, Any]:
@@ -53,17 +62,35 @@ class Log:
     """A JSONL file with exactly one line per epoch, also after a run was killed and resumed."""
 
     def __init__(self, path: Path, epoch: int) -> None:
-        self.path = path
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = [line for line in lines if _epoch_of(line) is not None and _epoch_of(line) <= epoch]  # type: ignore[operator]
-        artifact.write_text(path, "".join(f"{line}\n" for line in kept))
+        self.path, self._last = path, ""
+        try:
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecastError(f"{path}: cannot be read ({error}): {_REMEDY}") from error
+        kept: dict[int, str] = {}
+        later = False
+        for number, line in enumerate(text.split("\n")[:-1], start=1):  # a kill may have cut off the last one
+            where = f"{path}, line {number}"
+            row, checksum = artifact.read_row(line, where, self._last)
+            strict.require(_Row, row, where, _REMEDY)
+            if row["epoch"] > epoch:
+                later = not kept  # the log begins after this epoch: an earlier one was moved away
+                break
+            if kept and row["epoch"] != max(kept) + 1:
+                raise RecastError(f"{where}: epoch {row['epoch']} does not follow {max(kept)}: {_REMEDY}")
+            kept[row["epoch"]], self._last = line, checksum
+        if epoch and epoch not in kept and path.exists() and not later:
+            raise RecastError(f"{path}: the epochs after {max(kept, default=0)} are missing up to {epoch}: {_REMEDY}")
+        if path.exists():  # a log that was moved away is begun by the next epoch: one that is empty was damaged
+            artifact.write_text(path, "".join(f"{line}\n" for line in kept.values()))
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Append an epoch and flush it to disk; a value that is not finite becomes null."""
-        plain = {key: _plain(value) for key, value in values.items()}
+        line = artifact.line({key: _plain(value) for key, value in values.items()}, self._last)
+        self._last = json.loads(line)[artifact.CHECKSUM]
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(plain) + "\n")
+                file.write(line + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -81,10 +108,3 @@ def scalars(values: Mapping[str, Any]) -> dict[str, float]:
         else:
             flat[key] = float(value)
     return flat
-
-
-def _epoch_of(line: str) -> int | None:
-    try:
-        return int(json.loads(line)["epoch"])
-    except (ValueError, KeyError, TypeError):
-        return None  # a line that was cut off by a kill

@@ -299,6 +299,11 @@ class Trainer:
     def load(self, path: Path, settings: Mapping[str, Any]) -> None:
         """Load the state of a checkpoint."""
         self.position, facts = checkpoint.read_state(path, settings)
+        checkpoint.verify(path, facts)
+        if self.position.update >= max(self.batches.updates, 1):
+            raise RecastError(
+                f"{path} is damaged: an epoch has {self.batches.updates} steps, not {self.position.update}"
+            )
         self._load_adapters(path)
         self._load_optimizer(path, facts)
         self.schedule.load_state_dict({**facts["schedule"], "lr_lambdas": [None]})
@@ -315,6 +320,7 @@ class Trainer:
         Without `adapters`, those that are loaded already stay, and their average starts from them.
         """
         position, facts = checkpoint.read_state(path)
+        checkpoint.verify(path, facts)
         self.position = Position(step=position.step)
         if adapters:
             self._load_adapters(path)

@@ -55,7 +55,7 @@ class TrainConfig(Section):
         1e-4, ge=0, allow_inf_nan=False, description="Weight of the KL term towards the base model; 0 turns it off."
     )
     kl_every: int = Field(
-        1, ge=1, description="Compute the KL term for every n-th (image, level) pair, with n times the weight."
+        1, ge=1, description="Compute the KL term for every n-th (image, level) pair, weighted for the others."
     )
     normalize: Literal["step", "shared", "reward"] = Field(
         "step", description="Standardize the mixed reward per step, over all steps, or each reward before mixing."

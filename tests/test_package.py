@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import recast
+
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 HEAVY = ("torch", "diffusers", "transformers", "matplotlib", "scipy.stats", "scipy.optimize")
@@ -49,10 +51,10 @@ def test_importing_recast_imports_nothing_heavy(code: str) -> None:
     ],
 )
 def test_light_commands_import_nothing_heavy(arguments: list[str], unused: tuple[str, ...], tmp_path: Path) -> None:
+    recast.GainCurves(("a", "b"), [0, 0.5, 1], [[0.4, 0.3, 0.0], [0.9, 0.2, 0.0]]).save(tmp_path / "gains.json")
     code = f"""
-import os, sys, recast
+import os, sys
 os.chdir({str(tmp_path)!r})
-recast.GainCurves(("a", "b"), [0, 0.5, 1], [[0.4, 0.3, 0.0], [0.9, 0.2, 0.0]]).save("gains.json")
 from recast.cli import app
 try:
     app({arguments!r})

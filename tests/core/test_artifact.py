@@ -6,8 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recast.core import artifact
+from recast.core import artifact, strict
 from recast.errors import RecastError
+
+
+class Numbers(strict.Strict):
+    """A list of numbers."""
+
+    x: list[float]
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
@@ -44,8 +50,35 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path, monkeypatch: pytest.Mon
 def test_values_come_back_exactly(tmp_path: Path) -> None:
     values = {"a": np.array([1 / 3, np.nan, 1e-300]), "b": np.float64(0.1), "c": np.int64(3), "d": {"e": (1, "σ")}}
     content = artifact.read(artifact.write(tmp_path / "a.json", "recast.test", values), "recast.test")
-    np.testing.assert_array_equal(artifact.array(content, "a", "a.json", 1), values["a"])
+    np.testing.assert_array_equal(np.array(content["a"], np.float64), values["a"])
     assert (content["b"], content["c"], content["d"]) == (0.1, 3, {"e": [1, "σ"]})
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for value, reason in (
+        ([1, "x"], "x.1 is 'x'"),
+        (3, "x is 3"),
+        ([float("inf")], "x.0 is inf"),
+        ([None], "x.0 is None"),
+    ):
+        with pytest.raises(RecastError, match=f"a.json: the field {reason}: .*: it is not written"):
+            strict.write(path, "recast.test", Numbers, {"x": value})
+    with pytest.raises(RecastError, match="a.jsonl, line 2: the field y is unknown: it is not written"):
+        strict.lines(Numbers, [{"x": [1]}, {"x": [1], "y": 2}], tmp_path / "a.jsonl")
+    assert list(tmp_path.iterdir()) == []
+    strict.write(path, "recast.test", Numbers, {"x": np.array([0.5, 2.0])})
+    assert strict.read(path, "recast.test", Numbers, "again")["x"] == [0.5, 2.0]
+
+
+def test_a_row_without_the_checksum_that_the_others_have_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    text = artifact.lines([{"x": [k]} for k in range(3)])
+    last = text.splitlines()[-1]
+    for changed in (last.replace("checksum", "chec9ksum"), last.partition(', "checksum"')[0] + "}"):
+        path.write_text(text.replace(last, changed))
+        with pytest.raises(RecastError, match="line 3: the field 'checksum' is missing, which the rows before it have"):
+            artifact.read_rows(path, "recast evaluate")
 
 
 def test_what_json_cannot_hold_is_refused(tmp_path: Path) -> None:
@@ -57,10 +90,14 @@ def test_what_json_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 def test_numbers_are_numbers_and_keys_stand_once(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    for values in ("[true, 1]", '["1", 2]', f"[{'9' * 400}]", '[{"a": 1}]'):
-        path.write_text(f'{{"format": "f", "version": 1, "x": {values}}}')
-        with pytest.raises(RecastError, match="a.json: the field 'x' is not a number or a rectangular array"):
-            artifact.array(artifact.read(path, "f"), "x", path, 1)
+    for value in ("true", '"1"', "9" * 400, '{"a": 1}', "null", "[]"):
+        path.write_text(f'{{"format": "f", "version": 1, "x": [{value}, 1]}}')
+        with pytest.raises(RecastError, match=r"a.json: the field x.0 is .*: input should be a valid number: again"):
+            strict.read(path, "f", Numbers, "again")
+    for text, reason in (('"y": 1', "y is unknown"), ("", "x is missing"), ('"x": null', "x is None")):
+        path.write_text(f'{{"format": "f", "version": 1{", " if text else ""}{text}}}')
+        with pytest.raises(RecastError, match=f"a.json: the field (x is missing|{reason})"):
+            strict.read(path, "f", Numbers, "again")
     for text in ('"x": 1, "x": 2', '"x": NaN', '"x": {"y": [Infinity]}', '"x": {"y": 1, "y": 1}', f'"x": {"9" * 5000}'):
         path.write_text(f'{{"format": "f", "version": 1, {text}}}')
         with pytest.raises(RecastError, match="a.json: not valid JSON"):

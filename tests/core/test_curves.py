@@ -59,20 +59,25 @@ def test_nan_of_a_prompt_is_null_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c.pop("D"), "'D' is missing; the file has format, version"),
+        (lambda c: c.pop("D"), "the field D is missing: run recast estimate again"),
         (lambda c: c.update(version=99), "version 99"),
         (lambda c: c.update(format="recast.weights"), "expected a recast.gains file"),
         (lambda c: c.update(D=[[1, 2], [3]]), "rectangular"),
-        (lambda c: c.update(D=[1, 2]), "2 axes, not 1"),
+        (lambda c: c.update(D=[1, 2]), "the field D.0 is 1: input should be a valid list"),
         (lambda c: c.update(sigmas=[0, 0.5]), "to 0.5"),
         (lambda c: c.update(alpha=1), "KL limit"),
-        (lambda c: c.update(alpha="two"), "'alpha' is not a number"),
+        (lambda c: c.update(alpha="two"), "the field alpha is 'two': input should be a valid number"),
         (lambda c: c.update(rewards=["clip", "clip"]), "must differ"),
-        (lambda c: c.update(rewards=3), "list of names, not 3"),
+        (lambda c: c.update(rewards=3), "the field rewards is 3: input should be a valid list"),
         (lambda c: c["gains"][0].__setitem__(0, 9.0), "edited by hand"),
-        (lambda c: c["D"][0].__setitem__(0, None), "not finite"),
-        (lambda c: c.update(provenance=[1]), "'provenance' must map names to values, not be a list"),
-        (lambda c: c.update(aggregate="median"), "unknown aggregation 'median'"),
+        (lambda c: c["D"][0].__setitem__(0, None), "the field D.0.0 is None"),
+        (lambda c: c["D"][0].__setitem__(0, 1e300), "not finite or absurd"),
+        (lambda c: c.update(D_promts=c.pop("D_prompts")), "the field D_promts is unknown"),
+        (lambda c: c.update(provenance=[1]), "the field provenance is a list: input should be a valid dictionary"),
+        (
+            lambda c: c.update(aggregate="median"),
+            "the field aggregate is 'median': input should be 'prompt-mean' or 'pooled'",
+        ),
     ],
 )
 def test_a_wrong_file_is_one_clear_error(curves: GainCurves, tmp_path: Path, change, words: str) -> None:

@@ -287,7 +287,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
             Effects.load(path)
     del content["cross"]
     path.write_text(json.dumps(content))
-    with pytest.raises(RecastError, match="'cross' is missing"):
+    with pytest.raises(RecastError, match="the field cross is missing"):
         Effects.load(path)
 
 

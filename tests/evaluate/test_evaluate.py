@@ -285,7 +285,7 @@ def test_a_table_that_is_not_whole_is_refused(whole: Path, tmp_path: Path) -> No
         Scores.load(tmp_path)
     row = {"index": 0, "prompt": "a cat", "seed": 42, "file": "images/0.png", "scores": {"detail": 1}}
     (tmp_path / "scores.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(RecastError, match="a row lacks a score"):
+    with pytest.raises(RecastError, match="a row lacks the score 'test_evaluate:brightness'"):
         Scores.load(tmp_path)
     (tmp_path / "scores.jsonl").write_text('{"scores"')
     with pytest.raises(RecastError, match="line 1: not valid JSON"):

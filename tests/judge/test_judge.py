@@ -409,7 +409,7 @@ def test_only_images_inside_the_run_are_uploaded(server: Server, tmp_path: Path,
     if way in ("link", "text"):
         image.unlink()
         image.symlink_to(secret) if way == "link" else image.write_bytes(secret.read_bytes())
-    sentences = {"text": "cannot be decoded as an image", "number": "line 2: the field file is missing or has a wrong"}
+    sentences = {"text": "cannot be decoded as an image", "number": "line 2: the field file is 7: input should be"}
     sentence = sentences.get(way, "must lie in .*scores; folders of others")
     Known(server)
     with pytest.raises(RecastError, match=sentence):

@@ -185,14 +185,14 @@ def test_a_damaged_table_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecastError, match=r"manifest\.json: cannot be read"):
         load(tmp_path)
     (tmp_path / "manifest.json").write_text('{"format": "recast.verdicts", "version": 1, "first": {}}')
-    with pytest.raises(RecastError, match=r"verdicts\.jsonl: cannot be read: .*; run recast judge first"):
-        load(tmp_path)
-    (tmp_path / "verdicts.jsonl").write_text('{"status": "judged"}\n')
-    with pytest.raises(RecastError, match=r"manifest\.json: the field first\.method: Field required: run recast judge"):
+    with pytest.raises(
+        RecastError, match=r"manifest\.json: the field first\.method is missing: run recast judge again"
+    ):
         load(tmp_path)
     run = {"method": "static", "budget": {"ocr": 1.0}, "seed": 0}
     artifact.write(tmp_path / "manifest.json", FORMAT, {"first": run, "second": run})
-    with pytest.raises(
-        RecastError, match=r"verdicts\.jsonl, line 1: the field index: Field required: run recast judge"
-    ):
+    with pytest.raises(RecastError, match=r"verdicts\.jsonl: cannot be read: .*; run recast judge first"):
+        load(tmp_path)
+    (tmp_path / "verdicts.jsonl").write_text('{"status": "judged"}\n')
+    with pytest.raises(RecastError, match=r"verdicts\.jsonl, line 1: the field index is missing: run recast judge"):
         load(tmp_path)

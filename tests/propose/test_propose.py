@@ -183,7 +183,7 @@ def test_images_are_cropped_to_the_middle_and_resized() -> None:
         ("{oops", "line 1: not valid JSON"),
         (
             '{"prompt": 3, "file": "x.png"}',
-            "line 1: the field prompt: Input should be a valid string",
+            "line 1: the field prompt is 3: input should be a valid string",
         ),
         ('{"prompt": "a", "file": "x.png"}', "the image .*x.png does not exist"),
     ],

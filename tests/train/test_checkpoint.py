@@ -18,7 +18,7 @@ from recast.train.metrics import Log
 def make(folder: Path, position: Position, keep: int = 2) -> Path:
     temporary = folder / f".{checkpoint.name(position)}.tmp"
     temporary.mkdir(parents=True)
-    checkpoint.write_state(temporary, position, {"train.seed": 0}, {})
+    checkpoint.write_state(temporary, position, {"train.seed": 0}, {"schedule": {"last_epoch": 1, "_last_lr": [0.1]}})
     checkpoint.publish(temporary, folder / checkpoint.name(position), keep)
     return folder / checkpoint.name(position)
 

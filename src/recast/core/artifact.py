@@ -25,15 +25,11 @@ from recast.errors import RecastError
 
 __all__ = [
     "CHECKSUM",
-    "array",
+    "ENVELOPE",
     "checksum",
-    "count",
-    "field",
     "inside",
     "line",
     "lines",
-    "mapping",
-    "names",
     "plain",
     "read",
     "read_row",
@@ -49,6 +45,9 @@ __all__ = [
 
 CHECKSUM = "checksum"
 """The field of a file or row with `checksum` of the others."""
+ENVELOPE = ("format", "version", CHECKSUM)
+"""The fields of every artifact besides its own."""
+_EDITED = f"make it again, or remove the field '{CHECKSUM}' from the file or all its rows if the change is meant"
 _VERSION = 1
 _HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
 _TEMPORARY = re.compile(r"\.(?:.*\.(?P<host>[0-9a-f]{8})\.(?P<pid>\d{1,9})\.tmp|clock-(?P<probe>\d{1,9})-\d+)")
@@ -176,14 +175,13 @@ def read(path: str | Path, format: str, newest: int = _VERSION, *, checked: bool
 def verify(content: dict[str, Any], where: str | Path, previous: str = "") -> str:
     """Remove the checksum of a file or row and return it; an error if it is not that of the other fields."""
     if CHECKSUM not in content:
+        if previous:
+            raise RecastError(f"{where}: the field '{CHECKSUM}' is missing, which the rows before it have: {_EDITED}")
         return ""
     written, found = content.pop(CHECKSUM), checksum(content, previous)
     if written != found:
         what = "or a row before it was lost" if previous else "it was damaged or edited"
-        raise RecastError(
-            f"{where}: the content does not have its checksum {written!r:.40}, {what}: make it again, or remove the "
-            f"field '{CHECKSUM}' if the change is meant"
-        )
+        raise RecastError(f"{where}: the content does not have its checksum {written!r:.40}, {what}: {_EDITED}")
     return found
 
 
@@ -198,57 +196,6 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
-
-
-def field(content: Mapping[str, Any], key: str, path: str | Path) -> Any:
-    """One field of an artifact; an error that lists the fields present if it is missing."""
-    if key not in content:
-        raise RecastError(f"{path}: the field {key!r} is missing; the file has {', '.join(content)}")
-    return content[key]
-
-
-def count(content: Mapping[str, Any], key: str, path: str | Path) -> int:
-    """One field that is a whole number of things."""
-    value = field(content, key, path)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
-        raise RecastError(f"{path}: the field {key!r} must be a whole number, not {value!r:.200}")
-    return value
-
-
-def mapping(content: Mapping[str, Any], key: str, path: str | Path) -> dict[str, Any]:
-    """One optional field that maps names to values; empty if it is missing."""
-    value = content.get(key, {})
-    if not isinstance(value, dict):
-        raise RecastError(f"{path}: the field {key!r} must map names to values, not be a {type(value).__name__}")
-    return value
-
-
-def names(content: Mapping[str, Any], key: str, path: str | Path) -> list[str]:
-    """One field that lists names."""
-    value = field(content, key, path)
-    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
-        raise RecastError(f"{path}: the field {key!r} must be a list of names, not {value!r:.200}")
-    return value
-
-
-def array(content: Mapping[str, Any], key: str, path: str | Path, ndim: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """One numeric field as a float64 array with `ndim` axes; null becomes NaN."""
-    written = field(content, key, path)
-    try:
-        if not _numbers(written):
-            raise TypeError("a text or a truth value is no number")
-        values = np.asarray(written, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise RecastError(f"{path}: the field {key!r} is not a number or a rectangular array of numbers") from error
-    if values.ndim != ndim:
-        raise RecastError(f"{path}: the field {key!r} must have {ndim} axes, not {values.ndim}")
-    return values
-
-
-def _numbers(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(map(_numbers, value))
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 def slug(value: Any, what: str, path: str | Path) -> str:
@@ -304,7 +251,7 @@ def read_rows(path: Path, maker: str) -> list[dict[str, Any]]:
 def read_row(text: str | bytes, where: str, previous: str = "") -> tuple[dict[str, Any], str]:
     """An object of JSON that `line` has made, and its checksum; an error that begins with `where` if it is damaged."""
     try:
-        row = json.loads(text, object_pairs_hook=_distinct)
+        row = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_constant)
         if not isinstance(row, dict):
             raise ValueError("a row must be an object")
     except (ValueError, RecursionError) as error:

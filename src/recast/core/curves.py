@@ -17,6 +17,7 @@ from recast.errors import RecastError
 __all__ = ["GainCurves"]
 
 _FORMAT = "recast.gains"
+_AGAIN = "run recast estimate again, or correct the field"
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -355,39 +356,35 @@ class GainCurves:
         ...     GainCurves.load(curves.save(f"{folder}/gains.json")).rewards
         ('ocr',)
         """
-        fields: dict[str, Any] = {
-            "rewards": self.rewards,
-            "alpha": self.alpha,
-            "aggregate": self.aggregate,
-            "provenance": self.provenance,
-            "sigmas": self.sigmas,
-            "D": self.D,
-            "gains": self.gains,
-        }
+        from recast.core import records, strict  # pydantic, which `import recast` does without
+
+        names = ("rewards", "alpha", "aggregate", "provenance", "sigmas", "D", "gains")
+        fields: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.D_prompts is not None:
             fields |= {"gains_interval_95": self.intervals()["gains"], "D_prompts": self.D_prompts}
-        return artifact.write(path, _FORMAT, fields)
+        return strict.write(path, _FORMAT, records.Gains, fields)
 
     @classmethod
     def load(cls, path: str | Path) -> GainCurves:
         """Read a file that `save` wrote; a RecastError names it if it is truncated, inconsistent or another format."""
-        content = artifact.read(path, _FORMAT, checked=False)
+        from recast.core import records, strict  # pydantic, which `import recast` does without
+
+        content = strict.read(path, _FORMAT, records.Gains, _AGAIN, checked=False)
         try:
             curves = cls(
-                rewards=artifact.field(content, "rewards", path),
-                sigmas=artifact.array(content, "sigmas", path, 1),
-                D=artifact.array(content, "D", path, 2),
-                alpha=float(artifact.array(content, "alpha", path, 0)),
-                D_prompts=artifact.array(content, "D_prompts", path, 3) if "D_prompts" in content else None,
+                rewards=content["rewards"],
+                sigmas=content["sigmas"],
+                D=content["D"],
+                alpha=content["alpha"],
+                D_prompts=content.get("D_prompts"),
                 aggregate=content.get("aggregate", "prompt-mean"),
-                provenance=artifact.mapping(content, "provenance", path),
+                provenance=content.get("provenance", {}),
             )
-        except (RecastError, TypeError, ValueError) as error:
-            raise RecastError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
-        if "gains" in content:
-            written = artifact.array(content, "gains", path, 2)
-            if written.shape != curves.gains.shape or not np.allclose(written, curves.gains, rtol=0, atol=1e-9):
-                raise RecastError(f"{path}: its gains are not the differences of its D; the file was edited by hand")
+            written = numbers(content.get("gains", curves.gains), "gains")
+        except RecastError as error:
+            raise RecastError(f"{path}: {error}") from error
+        if written.shape != curves.gains.shape or not np.allclose(written, curves.gains, rtol=0, atol=1e-9):
+            raise RecastError(f"{path}: its gains are not the differences of its D; the file was edited by hand")
         artifact.verify(content, path)
         return curves
 

@@ -23,6 +23,7 @@ from recast.errors import RecastError
 __all__ = ["FEWEST", "Effects", "Normalization"]
 
 _FORMAT = "recast.effects"
+_AGAIN = "run recast doctor --gradients again"
 Normalization = Literal["step", "shared", "reward"]
 FEWEST = 4
 """Fewest splits: the errors come from leaving out one at a time, and each signal from at least two others."""
@@ -316,47 +317,38 @@ class Effects:
 
     def save(self, path: str | Path) -> Path:
         """Write the effects as JSON, atomically, and return the path; of symmetric tables one half is stored."""
+        from recast.core import records, strict  # pydantic, which `import recast` does without
+
         half = np.triu_indices(self.own.shape[1])
-        fields = {
-            "rewards": self.rewards,
-            "sigmas": self.sigmas,
-            "images": self.images,
-            "batch": self.batch,
-            "levels": self.levels,
-            "normalize": self.normalize,
-            "scales": self.scales,
-            "covariance": self.covariance,
-            "settings": self.settings,
-            "effect": self.effect,
-            "snr": self.snr(),
-            "own": self.own[:, half[0], half[1]],
-            "cross": self.cross[:, half[0], half[1]],
-        }
-        return artifact.write(path, _FORMAT, fields)
+        names = ("rewards", "sigmas", "images", "batch", "levels", "normalize", "scales", "covariance", "settings")
+        fields = {name: getattr(self, name) for name in names} | {"effect": self.effect, "snr": self.snr()}
+        fields |= {"own": self.own[:, half[0], half[1]], "cross": self.cross[:, half[0], half[1]]}
+        return strict.write(path, _FORMAT, records.Effects, fields)
 
     @classmethod
     def load(cls, path: str | Path) -> Effects:
         """Read a file that `save` wrote; a RecastError names it if it is truncated, inconsistent or another format."""
-        content = artifact.read(path, _FORMAT, checked=False)
+        from recast.core import records, strict  # pydantic, which `import recast` does without
+
+        content = strict.read(path, _FORMAT, records.Effects, _AGAIN, checked=False)
         try:
-            rewards = check_names(artifact.field(content, "rewards", path))
-            sigmas = artifact.array(content, "sigmas", path, 1)
-            size = len(rewards) * (sigmas.size - 1)
+            rewards = check_names(content["rewards"])
+            size = len(rewards) * (len(content["sigmas"]) - 1)
             found = cls(
                 rewards=rewards,
-                sigmas=sigmas,
-                own=_unpacked(artifact.array(content, "own", path, 2), size),
-                cross=_unpacked(artifact.array(content, "cross", path, 2), size),
-                images=artifact.count(content, "images", path),
-                batch=artifact.count(content, "batch", path),
-                levels=artifact.count(content, "levels", path),
-                normalize=artifact.field(content, "normalize", path),
-                scales=artifact.array(content, "scales", path, 1),
-                covariance=artifact.array(content, "covariance", path, 2),
-                settings=artifact.mapping(content, "settings", path),
+                sigmas=content["sigmas"],
+                own=_unpacked(content["own"], size),
+                cross=_unpacked(content["cross"], size),
+                images=content["images"],
+                batch=content["batch"],
+                levels=content["levels"],
+                normalize=content["normalize"],
+                scales=content["scales"],
+                covariance=content["covariance"],
+                settings=content.get("settings", {}),
             )
-        except (RecastError, TypeError, ValueError) as error:
-            raise RecastError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+        except RecastError as error:
+            raise RecastError(f"{path}: {error}") from error
         artifact.verify(content, path)
         return found
 
@@ -386,11 +378,12 @@ def _bounded(signal: Array) -> Array:
     return np.asarray(found)
 
 
-def _unpacked(halves: Array, size: int) -> Array:
+def _unpacked(values: ArrayLike, size: int) -> Array:
     """Symmetric tables (Q, size, size) from their upper triangles (Q, ·)."""
-    rows, columns = np.triu_indices(size)
-    if halves.shape[1] != rows.size:
-        raise RecastError(f"a table of {size} gradients has {rows.size} products, not {halves.shape[1]}")
+    rows, columns = np.triu_indices(max(size, 0))
+    halves = numbers(values, "the table of products")
+    if halves.shape[1:] != rows.shape:
+        raise RecastError(f"a table of {size} gradients has {rows.size} products, not the shape {halves.shape[1:]}")
     tables = np.empty((len(halves), size, size))
     tables[:, rows, columns] = tables[:, columns, rows] = halves
     return tables

@@ -20,6 +20,7 @@ from recast.errors import RecastError
 __all__ = ["ENTROPIC", "METHODS", "Method", "WeightMatrix", "control_of"]
 
 _FORMAT = "recast.weights"
+_AGAIN = "run recast weigh again, or correct the field"
 _WITH_NU = 2  # the version of a file whose ν is not uniform
 
 
@@ -342,6 +343,8 @@ class WeightMatrix:
         ...     WeightMatrix.load(W.save(f"{folder}/weights.json")).matrix.tolist()
         [[0.25, 0.75]]
         """
+        from recast.core import records, strict  # pydantic, which `import recast` does without
+
         fields: dict[str, Any] = {
             "rewards": self.rewards,
             "method": self.method,
@@ -351,24 +354,30 @@ class WeightMatrix:
             "info": self.info,
         }
         if self.uniform:
-            return artifact.write(path, _FORMAT, fields)
-        return artifact.write(path, _FORMAT, fields | {"nu": self.nu}, version=_WITH_NU)
+            return strict.write(path, _FORMAT, records.Weights, fields)
+        return strict.write(path, _FORMAT, records.Weights, fields | {"nu": self.nu}, version=_WITH_NU)
 
     @classmethod
     def load(cls, path: str | Path) -> WeightMatrix:
         """Read a file that `save` wrote; a RecastError names it if it is truncated, inconsistent or another format."""
-        content = artifact.read(path, _FORMAT, newest=_WITH_NU, checked=False)
+        from recast.core import records, strict  # pydantic, which `import recast` does without
+
+        content = strict.read(path, _FORMAT, records.Weights, _AGAIN, newest=_WITH_NU, checked=False)
+        if ("nu" in content) != (content["version"] == _WITH_NU):
+            raise RecastError(
+                f"{path}: the field nu belongs to version {_WITH_NU} of the format, and only to it: {_AGAIN}"
+            )
         try:
             found = cls(
-                rewards=artifact.field(content, "rewards", path),
-                sigmas=artifact.array(content, "sigmas", path, 1),
-                matrix=artifact.array(content, "matrix", path, 2),
-                budget=artifact.array(content, "budget", path, 1),
-                method=str(artifact.field(content, "method", path)),
-                info=artifact.mapping(content, "info", path),
-                nu=artifact.array(content, "nu", path, 1) if content["version"] == _WITH_NU else None,
+                rewards=content["rewards"],
+                sigmas=content["sigmas"],
+                matrix=content["matrix"],
+                budget=content["budget"],
+                method=content["method"],
+                info=content.get("info", {}),
+                nu=content.get("nu"),
             )
-        except (RecastError, TypeError, ValueError) as error:
-            raise RecastError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+        except RecastError as error:
+            raise RecastError(f"{path}: {error}") from error
         artifact.verify(content, path)
         return found

@@ -18,12 +18,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from recast import identity, lock, versions
-from recast.core import artifact
+from recast.core import artifact, strict
 from recast.errors import RecastError
 
 __all__ = ["Rollouts", "Shards"]
 
 _FORMAT = "recast.shards"
+
+
+class _Manifest(strict.Strict):
+    """manifest.json: what decides the rollouts, and the versions of the rewards."""
+
+    settings: dict[str, Any]
+    versions: dict[str, dict[str, str]] = {}
 
 
 @dataclass(frozen=True)
@@ -67,12 +74,12 @@ class Shards:
         path = folder / "manifest.json"
         flat = identity.flatten(settings)
         if path.exists():
-            content = artifact.read(path, _FORMAT)
-            known = artifact.mapping(content, "settings", path)
-            identity.require_same(known, flat, f"{folder} holds rollouts made")
-            self.versions = artifact.mapping(content, "versions", path)
+            content = strict.read(path, _FORMAT, _Manifest, "remove the folder and estimate again")
+            identity.require_same(content["settings"], flat, f"{folder} holds rollouts made")
+            self.versions = content.get("versions", {})
         else:
-            artifact.write(path, _FORMAT, {"settings": flat} | ({"versions": self.versions} if self.versions else {}))
+            scored_by = {"versions": self.versions} if self.versions else {}
+            strict.write(path, _FORMAT, _Manifest, {"settings": flat, **scored_by})
 
     def require_versions(self, present: versions.Versions) -> None:
         """Raise if the shards were scored by other versions of the rewards than those that will score."""

@@ -134,68 +134,37 @@ class Scores:
         RecastError
             If a file is missing, incomplete or damaged.
         """
+        from recast.core import strict  # pydantic, which `recast --help` does without
+        from recast.evaluate import written
+
         path = Path(folder)
         path = path / "scores" if (path / "scores").is_dir() else path
-        manifest = artifact.read(path / "manifest.json", FORMAT, checked=False)
-        run = artifact.mapping(manifest, "run", path / "manifest.json")
-        method, budget, seed = (
-            artifact.field(run, key, path / "manifest.json") for key in ("method", "budget", "seed")
-        )
-        artifact.slug(method, "run.method", path / "manifest.json")
-        trained, held_out = (
-            tuple(artifact.names(manifest, key, path / "manifest.json")) for key in ("trained", "held_out")
-        )
-        _check_run(budget, seed, (*trained, *held_out), path / "manifest.json")
+        manifest = strict.read(path / "manifest.json", FORMAT, written.Manifest, written.AGAIN, checked=False)
+        run, trained, held_out = manifest["run"], tuple(manifest["trained"]), tuple(manifest["held_out"])
+        artifact.slug(run["method"], "run.method", path / "manifest.json")
+        if len({*trained, *held_out}) < len(trained) + len(held_out):
+            raise RecastError(
+                f"{path / 'manifest.json'}: a reward is named twice among {', '.join(trained + held_out)}"
+            )
         artifact.verify(manifest, path / "manifest.json")
-        rows = artifact.read_rows(path / "scores.jsonl", "recast evaluate")
+        rows = strict.read_rows(written.Row, path / "scores.jsonl", "recast evaluate")
         for number, row in enumerate(rows):
-            _check_row(row, number, f"{path / 'scores.jsonl'}, line {number + 1}")
+            if row["index"] != number:
+                where = f"{path / 'scores.jsonl'}, line {number + 1}"
+                raise RecastError(f"{where}: the index is {row['index']}, not {number}: {written.AGAIN}")
         try:
             table = [[row["scores"][name] for row in rows] for name in (*trained, *held_out)]
             values = np.array(table, dtype=np.float64).reshape(len(trained) + len(held_out), len(rows))
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecastError(
-                f"{path / 'scores.jsonl'}: a row lacks a score ({error}): run recast evaluate again"
-            ) from error
+        except KeyError as error:
+            raise RecastError(f"{path / 'scores.jsonl'}: a row lacks the score {error}: {written.AGAIN}") from error
         if manifest.get("images", len(rows)) != len(rows):
             raise RecastError(
-                f"{path / 'scores.jsonl'} has {len(rows)} rows, not one for each of {manifest['images']!r:.40} images: "
-                "run recast evaluate again"
+                f"{path / 'scores.jsonl'} has {len(rows)} rows, not one for each of {manifest['images']} images: "
+                f"{written.AGAIN}"
             )
         shown = tuple({key: value for key, value in row.items() if key != "scores"} for row in rows)
-        facts = [artifact.mapping(manifest, key, path / "manifest.json") for key in ("settings", "versions")]
-        return cls(path, method, dict(budget), int(seed), trained, held_out, shown, values, *facts)
-
-
-def _is_number(value: Any, kind: Any = float) -> bool:
-    """Whether a value of JSON is a finite number, a whole one for `kind=int`; true and false are none."""
-    fits: bool = isinstance(value, (int, kind)) and not isinstance(value, bool) and -1e300 < value < 1e300
-    return fits
-
-
-def _check_run(budget: Any, seed: Any, rewards: Sequence[str], path: Path) -> None:
-    """Raise if a manifest's run has a field of another type."""
-    if not isinstance(budget, dict) or not all(_is_number(each) and each >= 0 for each in budget.values()):
-        raise RecastError(f"{path}: run.budget must map rewards to numbers, not be {budget!r:.200}")
-    if not _is_number(seed, int):
-        raise RecastError(f"{path}: run.seed must be a whole number, not {seed!r:.200}")
-    if len(set(rewards)) < len(rewards):
-        raise RecastError(f"{path}: a reward is named twice among {', '.join(rewards)}")
-
-
-def _check_row(row: Mapping[str, Any], number: int, where: str) -> None:
-    """Raise if a row of scores.jsonl has a field of another type, or is not the row of the image `number`."""
-    scores = row.get("scores")
-    wrong = [name for name in ("prompt", "file") if not isinstance(row.get(name), str)]
-    wrong += [name for name in ("index", "seed") if not _is_number(row.get(name), int)]
-    wrong += [] if "index" in wrong or row["index"] == number else ["index"]
-    wrong += [] if isinstance(row.get("sha256", ""), str) else ["sha256"]
-    if not isinstance(scores, dict):
-        wrong.append("scores")
-    else:
-        wrong += [f"scores.{name}" for name, each in scores.items() if each is not None and not _is_number(each)]
-    if wrong:
-        raise RecastError(f"{where}: the field {wrong[0]} is missing or has a wrong value: run recast evaluate again")
+        facts = (run["method"], run["budget"], run["seed"], trained, held_out)
+        return cls(path, *facts, shown, values, manifest["settings"], manifest.get("versions", {}))
 
 
 def find(folders: Sequence[Path]) -> list[Scores]:

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recast import identity, images, lock, processes, prompts, strict, versions
+from recast import identity, images, lock, processes, prompts, versions
 from recast.config import Recipe
-from recast.core import artifact
+from recast.core import artifact, strict
 from recast.errors import RecastError
+from recast.evaluate import written
 from recast.evaluate.scores import FORMAT
 from recast.flow import families
 from recast.flow import lora as adapters
@@ -33,16 +34,6 @@ __all__ = ["PART", "check_stale", "complete", "evaluate"]
 PART = 64
 """Images whose scores one file in parts/ holds."""
 _PART_FORMAT = "recast.scores.part"
-
-
-class _Part(strict.Strict):
-    """The scores of a part by one reward, and the hashes of the images that were scored."""
-
-    reward: str
-    options: dict[str, Any]
-    scores: list[float | None]
-    versions: dict[str, str] | None = None
-    images: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -145,8 +136,8 @@ def check_stale(recipe: Recipe, folder: Path, lora: Path | None) -> dict[str, An
     rows = [dict(image.row) for image in planned[: len(planned) // recipe.evaluate.repeats]]
     settings, path = identity.evaluation(recipe, lora, rows), folder / "manifest.json"
     if path.exists():
-        known = artifact.mapping(artifact.read(path, FORMAT), "settings", path)
-        identity.require_same(known, settings, f"{folder} contains images made")
+        known = strict.read(path, FORMAT, written.Manifest, written.AGAIN)
+        identity.require_same(known["settings"], settings, f"{folder} contains images made")
     return settings
 
 
@@ -167,7 +158,8 @@ def _claim(folder: Path, recipe: Recipe, lora: Path | None) -> None:
     held_out = [name for name in _reward_options(recipe) if name not in recipe.rewards]
     fields: dict[str, Any] = {"settings": settings, "run": run, "trained": list(recipe.rewards), "held_out": held_out}
     fields |= {"versions": scored_by} if scored_by else {}
-    artifact.write(folder / "manifest.json", FORMAT, fields | {"images": len(_images_of(recipe))})
+    fields["images"] = len(_images_of(recipe))
+    strict.write(folder / "manifest.json", FORMAT, written.Manifest, fields)
     for name in ("images", "parts"):
         (folder / name).mkdir(exist_ok=True)
 
@@ -177,7 +169,7 @@ def _versions(folder: Path, recipe: Recipe) -> dict[str, dict[str, str]]:
     found, parts = {}, _parts(_images_of(recipe))
     for name, options in _reward_options(recipe).items():
         known = [part for part in parts if _known(folder, name, options, part) is not None]
-        each = [artifact.mapping(_content(folder, name, part), "versions", folder) for part in known]
+        each = [_content(folder, name, part).get("versions", {}) for part in known]
         each += [base.versions(name, options)] if len(known) < len(parts) else []
         remedy = f"remove {_path(folder, name, '*')} to score these images again"
         for other in each[1:]:
@@ -221,7 +213,7 @@ def _score(recipe: Recipe, folder: Path, parts: Sequence[Sequence[_Image]], prog
         fields = {"reward": name, "options": options[name], "scores": values, "images": hashes}
         if present := base.versions(name, options[name]):
             fields["versions"] = present
-        artifact.write(_path(folder, name, f"{part[0].index:05d}"), _PART_FORMAT, fields)
+        strict.write(_path(folder, name, f"{part[0].index:05d}"), _PART_FORMAT, written.Part, fields)
 
 
 def _path(folder: Path, name: str, first: str) -> Path:
@@ -235,8 +227,8 @@ def _content(folder: Path, name: str, part: Sequence[_Image]) -> dict[str, Any]:
     path = _path(folder, name, f"{part[0].index:05d}")
     if not path.exists():
         return {}
-    found, remedy = artifact.read(path, _PART_FORMAT), "remove the file and run recast evaluate again"
-    strict.require(_Part, found, str(path), remedy)
+    remedy = "remove the file and run recast evaluate again"
+    found = strict.read(path, _PART_FORMAT, written.Part, remedy)
     if found["reward"] != name:
         raise RecastError(f"{path}: the scores are by {found['reward']!r:.100}, not by {name}: {remedy}")
     return found
@@ -283,4 +275,5 @@ def _collect(recipe: Recipe, folder: Path, parts: Sequence[Sequence[_Image]]) ->
             row = {"index": image.index, "prompt": image.row["prompt"], "seed": image.seed, "file": image.file}
             row |= {} if hashes[k] is None else {"sha256": hashes[k]}
             rows.append(row | {"scores": scores})
-    return artifact.write_text(folder / "scores.jsonl", artifact.lines(rows))
+    path = folder / "scores.jsonl"
+    return artifact.write_text(path, strict.lines(written.Row, rows, path))

@@ -12,17 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from recast import strict
-from recast.core import artifact
+from recast.core import artifact, strict
 from recast.errors import RecastError
 
 __all__ = ["Key", "Log"]
 
 Key = tuple[int, int, str]
 """A call: the number of the pair, the order (0: the first run is shown as A), and the subject of the question."""
-
-
-_Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
 class _Answer(strict.Strict):
@@ -34,17 +30,20 @@ class _Answer(strict.Strict):
 
 
 class _Call(strict.Strict):
-    """A line before a call."""
-
-    pair: _Count
+    pair: strict.Count
     order: Annotated[int, Field(ge=0, le=1)]
     about: Literal["verdict", "faithfulness", "aesthetics"]
-    sent: bool = False
+
+
+class _Sent(_Call):
+    """A line before a call."""
+
+    sent: Literal[True]
 
 
 class _Reply(_Call):
     billed: bool
-    tokens: Annotated[list[_Count], Field(min_length=2, max_length=2)]
+    tokens: Annotated[list[strict.Count], Field(min_length=2, max_length=2)]
 
 
 class _Verdict(_Reply):
@@ -101,11 +100,7 @@ class Log:
             record, _ = artifact.read_row(line, where)
         except RecastError as error:
             raise RecastError(f"{error}: {remedy}") from error
-        model: type[strict.Strict] = _Call
-        if record.get("sent") is not True:
-            answer = _Verdict if record.get("about") == "verdict" else _Side
-            model = answer if "answer" in record else _Failure
-        strict.require(model, record, where, remedy)
+        strict.require(_model(record), record, where, remedy)
         return record
 
     def _note(self, record: dict[str, Any]) -> None:
@@ -138,6 +133,7 @@ class Log:
     def _append(self, key: Key, fields: Mapping[str, Any]) -> None:
         pair, order, about = key
         record = {"pair": pair, "order": order, "about": about, **fields}
+        strict.require(_model(record), record, self.path, "it is not written")
         line = artifact.line(record).encode() + b"\n"
         with self._lock:
             try:
@@ -162,6 +158,15 @@ class Log:
         """Close the file."""
         with suppress(OSError):  # a failed write has been reported already
             self._file.close()
+
+
+def _model(record: Mapping[str, Any]) -> type[strict.Strict]:
+    """The fields that a line must have."""
+    if "sent" in record:
+        return _Sent
+    if "answer" not in record:
+        return _Failure
+    return _Verdict if record.get("about") == "verdict" else _Side
 
 
 def _key(record: Mapping[str, Any]) -> Key:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from recast import evaluate, identity, lock
-from recast.core import artifact
+from recast.core import strict
 from recast.errors import RecastError
 from recast.evaluate import Scores
-from recast.judge import ask, criteria, protocol
+from recast.judge import ask, criteria, protocol, written
 from recast.judge import verdicts as verdicts_file
 from recast.judge.ask import VERDICT, Call, CapError, Judge, Settings
 from recast.judge.log import Log
@@ -199,12 +199,12 @@ def _claim(comparison: Comparison, settings: Settings, rubric: str) -> None:
     if not path.exists() and (comparison.folder / "calls.jsonl").exists():
         raise RecastError(f"{comparison.folder} contains calls.jsonl without its manifest.json: remove the folder")
     if path.exists():
-        old = artifact.read(path, verdicts_file.FORMAT)
+        old = written.read_manifest(path, verdicts_file.FORMAT)
         names = {"rubric": "rubric", "first": f"run than {comparison.first.folder}"}
         names["second"] = f"run than {comparison.second.folder}"
         known = {key: old.get(key) for key in wanted}
         identity.require_same(known, wanted, f"{comparison.folder} contains verdicts made", names)
-    artifact.write(path, verdicts_file.FORMAT, wanted)
+    strict.write(path, verdicts_file.FORMAT, written.Manifest, wanted)
 
 
 def _collect(comparison: Comparison, log: Log, tries: int) -> Verdicts:
@@ -220,7 +220,7 @@ def _collect(comparison: Comparison, log: Log, tries: int) -> Verdicts:
             row["status"] = "dropped" if any(ask.is_gone(log, key, tries) for key in keys) else "pending"
         row["orders"] = [_order(log, number, order) for order, key in enumerate(keys) if key in log.answers]
         rows.append(row)
-    manifest = artifact.read(comparison.folder / "manifest.json", verdicts_file.FORMAT)
+    manifest = written.read_manifest(comparison.folder / "manifest.json", verdicts_file.FORMAT)
     verdicts = verdicts_file.from_rows(manifest, rows, comparison.folder)
     verdicts_file.save(comparison.folder, verdicts, rows, {"calls": log.calls, "tokens": list(log.tokens)})
     return verdicts

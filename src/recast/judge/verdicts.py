@@ -179,8 +179,12 @@ def summary(verdicts: Verdicts) -> dict[str, Any]:
 
 def save(folder: Path, verdicts: Verdicts, rows: Sequence[Mapping[str, Any]], spent: Mapping[str, Any]) -> None:
     """Write verdicts.jsonl with one row per pair, and summary.json with the statistics and the cost."""
-    artifact.write_text(folder / "verdicts.jsonl", artifact.lines(rows))
-    artifact.write(folder / "summary.json", _SUMMARY_FORMAT, {**summary(verdicts), **spent})
+    from recast.core import strict  # pydantic, which `recast --help` does without
+    from recast.judge import written
+
+    path = folder / "verdicts.jsonl"
+    artifact.write_text(path, strict.lines(written.Row, rows, path))
+    strict.write(folder / "summary.json", _SUMMARY_FORMAT, written.Summary, {**summary(verdicts), **spent})
 
 
 def from_rows(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path | None = None) -> Verdicts:
@@ -235,13 +239,12 @@ def load(folder: Path) -> Verdicts:
         ...
     recast.errors.RecastError: nowhere/manifest.json...
     """
-    from recast.judge import written  # pydantic, which `recast --help` does without
+    from recast.core import strict  # pydantic, which `recast --help` does without
+    from recast.judge import written
 
-    manifest = artifact.read(folder / "manifest.json", FORMAT)
-    rows = artifact.read_rows(folder / "verdicts.jsonl", "recast judge")
-    written.check_manifest(manifest, folder / "manifest.json")
-    summary = folder / "summary.json"
-    written.check_rows(
-        rows, folder / "verdicts.jsonl", artifact.read(summary, _SUMMARY_FORMAT) if summary.is_file() else {}
-    )
+    manifest = written.read_manifest(folder / "manifest.json", FORMAT)
+    rows = strict.read_rows(written.Row, folder / "verdicts.jsonl", "recast judge")
+    path = folder / "summary.json"
+    found = strict.read(path, _SUMMARY_FORMAT, written.Summary, "run recast judge again") if path.is_file() else {}
+    written.check_rows(rows, folder / "verdicts.jsonl", found)
     return from_rows(manifest, rows, folder)

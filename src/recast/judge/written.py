@@ -8,23 +8,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from recast import strict
-from recast.core import artifact
+from recast.core import artifact, strict
 from recast.errors import RecastError
 
-__all__ = ["check_manifest", "check_rows"]
+__all__ = ["Manifest", "Row", "Summary", "check_rows", "read_manifest"]
 
 _AGAIN = "run recast judge again"
 
 
 class _Run(strict.Strict):
     method: str
-    budget: dict[str, Annotated[float, Field(ge=0)]]
-    seed: int
+    budget: dict[str, strict.Share]
+    seed: strict.Whole
     images: str = ""
 
 
-class _Manifest(strict.Strict):
+class Manifest(strict.Strict):
     """manifest.json: the two runs and the judge."""
 
     first: _Run
@@ -41,33 +40,54 @@ class _Won(strict.Strict):
 
 class _Order(strict.Strict):
     shown_as_a: Literal["first", "second"]
+    better: Literal["A", "B"]
     score: Annotated[int, Field(ge=1, le=6)]
+    confidence: float | None = None
+    reasoning: dict[str, str] = {}
+    rationale: str = ""
     won: _Won
 
 
-class _Row(strict.Strict):
+class Row(strict.Strict):
     """A row of verdicts.jsonl: a pair and its answered orderings."""
 
-    index: Annotated[int, Field(ge=0)]
+    index: strict.Count
     prompt: str
-    seed: int
+    seed: strict.Whole
     status: Literal["judged", "dropped", "pending"]
     orders: list[_Order]
 
 
-def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
-    """Raise if a field of manifest.json is wrong."""
-    strict.require(_Manifest, manifest, str(path), _AGAIN)
+class Summary(strict.Strict):
+    """summary.json: the statistics of a comparison, and what it has cost."""
+
+    pairs: strict.Count
+    dropped: strict.Count
+    pending: strict.Count
+    win_rate: dict[str, list[float | None]]
+    decided: dict[str, strict.Count]
+    consistency: float | None
+    position_bias: float | None
+    contradictions: strict.Count
+    decisive: dict[str, strict.Count]
+    calls: strict.Count = 0
+    tokens: list[strict.Count] = []
+
+
+def read_manifest(path: Path, format: str) -> dict[str, Any]:
+    """The fields of manifest.json, whose methods may become part of a file name."""
+    manifest = strict.read(path, format, Manifest, _AGAIN, checked=False)
     for name in ("first", "second"):
         artifact.slug(manifest[name]["method"], f"{name}.method", path)
+    artifact.verify(manifest, path)
+    return manifest
 
 
 def check_rows(rows: Sequence[Mapping[str, Any]], path: Path, summary: Mapping[str, Any]) -> None:
-    """Raise if a row has a wrong field, a pair is there twice or lacks an order, or rows are missing at the end."""
+    """Raise if a pair is there twice or lacks an order, or rows are missing at the end."""
     before = -1
     for number, row in enumerate(rows, start=1):
         where = f"{path}, line {number}"
-        strict.require(_Row, row, where, _AGAIN)
         orders = [order["shown_as_a"] for order in row["orders"]]
         if row["index"] <= before or (row["status"] == "judged" and orders != ["first", "second"]):
             raise RecastError(f"{where}: the pair {row['index']} is out of order or lacks one of its orders: {_AGAIN}")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from recast.config import GENERATORS, ProposeConfig
-from recast.core import artifact
+from recast.core import strict
 from recast.endpoint import Endpoint, FailedError, RefusedError
 from recast.errors import RecastError
 from recast.images import UndecodableError
@@ -112,12 +112,21 @@ class _Useless:
                 del self._seen[kind]
 
 
+_LEDGER = "recast.ledger"
+
+
+class _Spent(strict.Strict):
+    images: strict.Count
+
+
 class _Ledger:
     """The number of images that may have been paid for, stored in a file and never above the cap."""
 
     def __init__(self, store: Store, cap: int | None) -> None:
         self._path, self._cap, self._lock = store.folder / "ledger.json", cap, threading.Lock()
-        self._spent = artifact.read(self._path, "recast.ledger")["images"] if self._path.exists() else 0
+        remedy = "write the number of images that were paid for into it"
+        known = strict.read(self._path, _LEDGER, _Spent, remedy) if self._path.exists() else {"images": 0}
+        self._spent: int = known["images"]
 
     def take(self) -> None:
         """Count an image before it is requested."""
@@ -132,7 +141,7 @@ class _Ledger:
             self._write(self._spent - 1)
 
     def _write(self, spent: int) -> None:
-        artifact.write(self._path, "recast.ledger", {"images": spent})
+        strict.write(self._path, _LEDGER, _Spent, {"images": spent})
         self._spent = spent
 
 

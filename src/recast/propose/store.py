@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recast import identity, images, lock, strict
-from recast.core import artifact
+from pydantic import ConfigDict
+
+from recast import identity, images, lock
+from recast.core import artifact, strict
 from recast.errors import RecastError
 from recast.images import SUFFIXES, UndecodableError
 
@@ -24,13 +26,23 @@ __all__ = ["Store", "key", "read_manifest", "stored"]
 _FORMAT = "recast.proposals"
 
 
+class _Settings(strict.Strict):
+    """settings.json: what decides the images."""
+
+    settings: dict[str, Any]
+
+
 class _Row(strict.Strict):
-    """A row of manifest.jsonl; whoever brings images of their own need only name prompt and file."""
+    """A row of manifest.jsonl; whoever brings images of their own need only name prompt and file, and may add more."""
+
+    model_config = ConfigDict(extra="allow")
 
     prompt: str
     file: str
     generator: str = ""
-    sha256: str | None = None
+    sha256: str = ""
+    width: strict.Count = 0
+    height: strict.Count = 0
 
 
 def key(prompt: str, number: int) -> str:
@@ -56,10 +68,10 @@ class Store:
 
         path = self.folder / "settings.json"
         if path.exists():
-            known = artifact.mapping(artifact.read(path, _FORMAT), "settings", path)
-            identity.require_same(known, self.settings, f"{self.folder} holds proposals made")
+            known = strict.read(path, _FORMAT, _Settings, "remove the folder and propose again")
+            identity.require_same(known["settings"], self.settings, f"{self.folder} holds proposals made")
         else:
-            artifact.write(path, _FORMAT, {"settings": dict(self.settings)})
+            strict.write(path, _FORMAT, _Settings, {"settings": dict(self.settings)})
         (self.folder / "images").mkdir(exist_ok=True)
         self._files = stored(self.folder)
 
@@ -115,7 +127,8 @@ class Store:
                 row: dict[str, Any] = {"prompt": prompt, "file": f"images/{path.name}", "generator": generator}
                 row |= {"sha256": hashlib.sha256(content).hexdigest(), "width": width, "height": height}
                 rows.append(row)
-        return artifact.write_text(self.folder / "manifest.jsonl", artifact.lines(rows))
+        target = self.folder / "manifest.jsonl"
+        return artifact.write_text(target, strict.lines(_Row, rows, target))
 
 
 def read_manifest(folder: Path) -> dict[str, list[Path]]:

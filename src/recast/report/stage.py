@@ -228,21 +228,19 @@ def _gallery(policies: Sequence[Scores]) -> list[Scores]:
 
 def _training(policies: Sequence[Scores]) -> list[dict[str, Any]]:
     """Rewards over epochs of every run with metrics."""
+    from recast.core import records, strict  # pydantic, which `recast --help` does without
+
     found = []
     for policy in policies:
         path = policy.folder.parent / "metrics.jsonl"
         if policy.method == "base" or not path.is_file():
             continue
-        rows = artifact.read_rows(path, "recast train")
+        rows = strict.read_rows(records.Epoch, path, "recast train")
         names = [key for key in rows[0] if key.startswith("reward/")] if rows else []
-        columns = {name.removeprefix("reward/"): [_finite(row.get(name)) for row in rows] for name in names}
+        columns = {name.removeprefix("reward/"): [row.get(name) for row in rows] for name in names}
         method = sections.shown(policy.method)
         found.append({"method": method, "seed": policy.seed, "epochs": [r["epoch"] for r in rows], "rewards": columns})
     return found
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and np.isfinite(value) else None
 
 
 def _write(made: Report, text: str, out: Path) -> None:

@@ -13,12 +13,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from recast import config, identity, strict
-from recast.core import artifact
+from recast import config, identity
+from recast.core import strict
 from recast.errors import RecastError
 from recast.flow.lora import require_finite
 from recast.flow.sharded import like, whole
@@ -55,16 +55,26 @@ _HASHED = {
 """Names, for error messages, of the settings of which a checkpoint records only a hash."""
 
 
+class _Schedule(strict.Strict):
+    """The state of a scheduler of torch, as far as it is read by name; the rest differs between its releases."""
+
+    model_config = ConfigDict(extra="allow")
+
+    epoch: Annotated[strict.Count, Field(alias="last_epoch")]
+    rates: Annotated[list[strict.Share], Field(alias="_last_lr")]
+
+
 class _State(strict.Strict):
     """state.json; checkpoints of earlier releases have no hashes of their files."""
 
-    epoch: Annotated[int, Field(ge=0)]
-    update: Annotated[int, Field(ge=0)]
-    step: Annotated[int, Field(ge=0)]
+    epoch: strict.Count
+    update: strict.Count
+    step: strict.Count
+    files: dict[str, str] = {}
     settings: dict[str, Any]
-    schedule: dict[str, Any] | None = None
-    scaler: dict[str, Any] | None = None
-    files: dict[str, str] | None = None
+    policy: dict[str, Any] = {}
+    schedule: _Schedule
+    scaler: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -120,12 +130,10 @@ def read_state(path: Path, settings: Mapping[str, Any] | None = None) -> tuple[P
 
     None accepts any settings.
     """
-    content = artifact.read(path / "state.json", _FORMAT, checked=False)
-    strict.require(_State, content, f"{path / 'state.json'} is damaged", "resume from another checkpoint")
+    content = strict.read(path / "state.json", _FORMAT, _State, "resume from another checkpoint")
     position = Position(*(content[key] for key in ("epoch", "update", "step")))
     if position.step < position.epoch + position.update:
         raise RecastError(f"{path / 'state.json'} is damaged: its position is {position}")
-    artifact.verify(content, path / "state.json")
     if settings is not None:
         identity.require_same(content["settings"], settings, f"{path} was trained", _HASHED)
     return position, content
@@ -133,7 +141,7 @@ def read_state(path: Path, settings: Mapping[str, Any] | None = None) -> tuple[P
 
 def verify(path: Path, state: Mapping[str, Any]) -> None:
     """Raise if a file of a checkpoint has another content than the one that was saved, where that is recorded."""
-    now, known = _hashes(path), state.get("files") or {}
+    now, known = _hashes(path), state.get("files", {})
     for name in known:
         if now.get(name) != known[name]:
             reason = "has changed since it was saved" if name in now else "is missing"
@@ -152,7 +160,7 @@ def _hashes(path: Path) -> dict[str, str]:
 def write_state(path: Path, position: Position, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Write the last file of a checkpoint; `all_of` takes its presence as a sign of completeness."""
     fields = {"epoch": position.epoch, "update": position.update, "step": position.step, "files": _hashes(path)}
-    artifact.write(path / "state.json", _FORMAT, {**fields, "settings": settings, **facts})
+    strict.write(path / "state.json", _FORMAT, _State, {**fields, "settings": settings, **facts})
 
 
 def publish(temporary: Path, final: Path, keep: int) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from recast import identity, processes, prompts, versions
 from recast.config import Recipe
-from recast.core import artifact
+from recast.core import artifact, strict
 from recast.core.effects import FEWEST, Effects
 from recast.errors import RecastError
 from recast.flow import families
@@ -43,6 +43,15 @@ PROMPTS, IMAGES = 64, 8
 _SPLITS = 16
 _SKETCH = 65536
 """Numbers kept of a gradient: inner products have a relative error of about 1/256."""
+
+
+_FORMAT = "recast.splits"
+
+
+class _Settings(strict.Strict):
+    """settings.json of the splits."""
+
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -252,10 +261,11 @@ def _folder(out: Path, settings: dict[str, Any], accelerator: Any) -> Path:
     """RUN/effects, emptied if it holds the splits of other settings."""
     folder = out / "effects"
     if accelerator.is_main_process:
-        text = artifact.read(folder / "settings.json", "recast.splits") if (folder / "settings.json").exists() else {}
-        if text.get("settings") != settings:
+        path, remedy = folder / "settings.json", f"remove {folder}"
+        known = strict.read(path, _FORMAT, _Settings, remedy) if path.exists() else {}
+        if known.get("settings") != settings:
             shutil.rmtree(folder, ignore_errors=True)
-            artifact.write(folder / "settings.json", "recast.splits", {"settings": settings})
+            strict.write(path, _FORMAT, _Settings, {"settings": settings})
     accelerator.wait_for_everyone()
     return folder
 

@@ -7,25 +7,19 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from recast import strict
-from recast.core import artifact
+from recast.core import artifact, strict
+from recast.core.records import Epoch
 from recast.errors import RecastError
 from recast.train import advantage
 
 __all__ = ["Log", "reward_metrics", "scalars"]
 
 _REMEDY = "move the log away to train on"
-
-
-class _Row(strict.Strict):
-    epoch: Annotated[int, Field(ge=1)]
-    step: Annotated[int, Field(ge=0)] = 0
 
 
 def reward_metrics(names: Sequence[str], rewards: Tensor, groups: Tensor, parts: Tensor) -> dict[str, Any]:
@@ -72,7 +66,7 @@ class Log:
         for number, line in enumerate(text.split("\n")[:-1], start=1):  # a kill may have cut off the last one
             where = f"{path}, line {number}"
             row, checksum = artifact.read_row(line, where, self._last)
-            strict.require(_Row, row, where, _REMEDY)
+            strict.require(Epoch, row, where, _REMEDY)
             if row["epoch"] > epoch:
                 later = not kept  # the log begins after this epoch: an earlier one was moved away
                 break
@@ -86,7 +80,9 @@ class Log:
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Append an epoch and flush it to disk; a value that is not finite becomes null."""
-        line = artifact.line({key: _plain(value) for key, value in values.items()}, self._last)
+        row = {key: _plain(value) for key, value in values.items()}
+        strict.require(Epoch, row, self.path, "it is not written")
+        line = artifact.line(row, self._last)
         self._last = json.loads(line)[artifact.CHECKSUM]
         try:
             with self.path.open("a", encoding="utf-8") as file:

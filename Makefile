@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: run test fuzz docs bench clean
+.PHONY: run test fuzz kill docs bench clean
 
 run: $(STAMP)
 	$(BIN)/recast run recipes/shapes.yaml --out runs/shapes
@@ -15,6 +15,10 @@ test: $(STAMP)
 # Thousands of damaged files; the suite has a few hundred of the same.
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzz 5040
+
+# Every stage killed a hundred times at random moments, resumed and compared; the suite does a dozen of each.
+kill: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/kill 100
 
 # The site, from docs/ and the docstrings, without network; the variable silences a notice of the theme's authors.
 docs: $(STAMP)

@@ -18,6 +18,7 @@ settings.register_profile("recast", derandomize=True, deadline=None)
 settings.load_profile("recast")
 
 SLOW = (
+    "test_kill",
     "test_train_processes",
     "test_processes",
     "test_sweep",

@@ -436,39 +436,6 @@ def test_run_measures_effects_once_and_trains_by_them(
     np.testing.assert_allclose(WeightMatrix.load(out / "b1-2/matched-s0/weights.json").nu, [0.1, 0.2, 0.3, 0.4])
 
 
-def test_a_run_killed_at_any_file_ends_with_the_same_files(recipe: Path, tmp_path: Path) -> None:
-    """SIGKILL in proposing, estimating, preparing, training and evaluating; see kill_run.py."""
-    kills = ["1", "5", "8", "12", "7"]
-    words = [
-        sys.executable,
-        Path(__file__).parent / "kill_run.py",
-        recipe,
-        tmp_path / "calm",
-        tmp_path / "killed",
-        *kills,
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " ".join(["died of", *[str(int(signal.SIGKILL))] * len(kills)]) in done.stdout
-    found = {
-        name: {
-            str(path.relative_to(tmp_path / name)): path.read_bytes()
-            for path in (tmp_path / name).rglob("*")
-            if path.is_file() and path.suffix != ".tmp"
-        }
-        for name in ("calm", "killed")
-    }
-    clocks = [name for name in found["calm"] if name.endswith("metrics.jsonl")]
-    assert len(clocks) == 1
-    for name in clocks:
-        rows = [json.loads(found[each].pop(name)) for each in ("calm", "killed")]
-        assert [row["reward/detail"] for row in rows] == [rows[0]["reward/detail"]] * 2
-    assert "report/index.html" in found["calm"]
-    assert found["calm"].keys() == found["killed"].keys()
-    assert [name for name in found["calm"] if found["calm"][name] != found["killed"][name]] == []
-
-
 @pytest.mark.parametrize(
     ("methods", "seeds", "budgets", "said"),
     [

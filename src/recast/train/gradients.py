@@ -21,7 +21,7 @@ import torch
 from accelerate.utils import DistributedType, gather_object, set_seed
 from torch import Tensor
 
-from recast import identity, processes, prompts, versions
+from recast import identity, lock, processes, prompts, versions
 from recast.config import Recipe
 from recast.core import artifact, strict
 from recast.core.effects import FEWEST, Effects
@@ -139,7 +139,8 @@ def effects(
         return found
     if processes.RANK == 0:
         on_cost(_cost(recipe, plan))
-    return _measured(recipe, out, plan, settings, on_progress)
+    with lock.alone(out / ".effects.lock", f"measuring gradients in {out}"):
+        return _measured(recipe, out, plan, settings, on_progress)
 
 
 def _measured(recipe: Recipe, out: Path, plan: _Plan, settings: dict[str, Any], on_progress: OnProgress) -> Effects:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from recast.core import artifact
 from recast.errors import RecastError
 from recast.train import checkpoint
 
@@ -61,18 +63,30 @@ def file(folder: Path, split: int) -> Path:
 
 def save(folder: Path, split: int, gradients: Tensor) -> None:
     """Write the gradients (m, T, k) of a split, atomically."""
-    path = file(folder, split)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    checkpoint.save_tensors(temporary, {"gradients": gradients})
-    temporary.replace(path)
+    kept = gradients.detach().cpu().contiguous()
+    artifact.write_bytes(file(folder, split), to_bytes({"gradients": kept, artifact.CHECKSUM: _checksum(kept)}))
+
+
+def _checksum(gradients: Tensor) -> Tensor:
+    """SHA-256 of the type, shape and numbers of a split's gradients, as bytes."""
+    content = f"{gradients.dtype} {tuple(gradients.shape)}".encode() + gradients.numpy().tobytes()
+    return torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8)
+
+
+def _read(path: Path) -> Tensor:
+    """The gradients (m·T, k) of a split."""
+    found = checkpoint.load_tensors(path)
+    gradients = found["gradients"]
+    if artifact.CHECKSUM in found and not torch.equal(found[artifact.CHECKSUM], _checksum(gradients)):
+        raise RecastError(f"{path}: the data do not have their checksum")
+    return gradients.flatten(0, 1)
 
 
 def products(folder: Path, splits: int) -> Any:
     """Inner products (Q, Q, n, n) of the gradients of all splits, with n = m·T, in float64."""
     try:
-        tables = [checkpoint.load_tensors(file(folder, split))["gradients"].flatten(0, 1) for split in range(splits)]
-        flat = torch.cat(tables)
-    except (RecastError, KeyError, RuntimeError) as error:
+        flat = torch.cat([_read(file(folder, split)) for split in range(splits)])
+    except (RecastError, KeyError, RuntimeError, IndexError) as error:
         raise RecastError(f"{folder}: the gradients cannot be read ({error}): remove the folder") from error
     found = torch.zeros(len(flat), len(flat), dtype=torch.float64)
     for part in flat.split(_CHUNK, dim=1):

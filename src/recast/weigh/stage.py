@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from recast import lock
 from recast.core import matched, renyi, schedule, sinkhorn
 from recast.core.arrays import Array
 from recast.core.curves import GainCurves
@@ -254,10 +255,11 @@ def save(recipe: Recipe, weights: WeightMatrix, out: Path) -> Path:
     Raises
     ------
     RecastError
-        If a file cannot be written.
+        If a file cannot be written, or another process is weighing in the folder.
     """
-    recipe.save(out / "recipe.yaml")
-    return weights.save(out / "weights.json")
+    with lock.alone(out / ".weigh.lock", f"weighing in {out}"):
+        recipe.save(out / "recipe.yaml")
+        return weights.save(out / "weights.json")
 
 
 def _check_options(method: Method, **given: bool) -> None:

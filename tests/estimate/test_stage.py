@@ -175,6 +175,9 @@ def test_proposals_are_asked_for_and_changed_ones_are_noticed(proposed: Path, tm
     images = sorted((folder / "proposals/images").iterdir())
     for image in images[1:]:
         shutil.copy(images[0], image)
+    with pytest.raises(RecastError, match="is not the image that was recorded"):
+        stage.estimate(shapes(), folder, no_progress)
+    (images[0].parents[1] / "manifest.jsonl").unlink()  # which has their hashes
     with pytest.raises(RecastError, match="was made from other proposals or metadata for the prompt"):
         stage.estimate(shapes(), folder, no_progress)
 

@@ -200,11 +200,14 @@ class ImageWorld:
     def _files(self, name: str) -> list[Path]:
         return [self._store.path(name, k) for k in range(self._recipe.estimate.samples)]
 
+    def _contents(self, name: str) -> list[bytes]:
+        return [self._store.read(name, k) for k in range(self._recipe.estimate.samples)]
+
     def inputs(self, name: str) -> str:
         """SHA-256 of the prompt's metadata, which rewards may read, and of the proposals' files."""
         found = hashlib.sha256(json.dumps(self._rows[name], sort_keys=True).encode())
-        for path in self._files(name):
-            found.update(hashlib.sha256(path.read_bytes()).digest())
+        for content in self._contents(name):
+            found.update(hashlib.sha256(content).digest())
         return found.hexdigest()
 
     def seed(self, name: str) -> int:
@@ -214,7 +217,7 @@ class ImageWorld:
     def clean(self, name: str) -> Tensor:
         """Latents of the proposals."""
         size = self._policy.image_size
-        pixels = np.stack([images.to_array(path.read_bytes(), size) for path in self._files(name)])
+        pixels = np.stack([images.to_array(content, size) for content in self._contents(name)])
         return self._policy.encode(torch.from_numpy(pixels))
 
     def velocity(self, name: str) -> Velocity:

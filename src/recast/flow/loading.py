@@ -12,12 +12,12 @@ import torch
 from diffusers import BitsAndBytesConfig, DiffusionPipeline, TorchAoConfig
 from diffusers.quantizers import PipelineQuantizationConfig
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from recast import objects
 from recast.config import PolicyConfig
 from recast.errors import RecastError
-from recast.flow.lora import FILE, require_finite
+from recast.flow import lora
+from recast.flow.lora import FILE
 from recast.quiet import quiet
 
 __all__ = ["Quantization", "accelerate", "add_lora", "load_pipeline", "pipeline_class"]
@@ -89,7 +89,7 @@ def add_lora(pipe: Any, folder: str | Path) -> None:
     if not path.is_file():
         raise RecastError(f"there is no adapter {path}")
     try:
-        require_finite(load_file(path), path)
+        lora.read(path)
         with quiet():
             pipe.load_lora_weights(path.parent, weight_name=FILE)
     except RecastError:

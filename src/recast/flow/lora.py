@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -22,10 +23,12 @@ from recast.core import artifact
 from recast.errors import RecastError
 from recast.flow.sharded import like, whole
 
-__all__ = ["FILE", "Adapters", "Who", "require_finite"]
+__all__ = ["FILE", "Adapters", "Who", "read", "require_finite"]
 
 FILE = "pytorch_lora_weights.safetensors"
 """The file name under which diffusers looks for adapters."""
+_DIGEST = "recast.sha256"
+"""Among the settings in the metadata, where diffusers ignores it: two keys of metadata are written in random order."""
 Who = Literal["default", "old", "base"]
 """The trained adapter, the old policy's adapter, or the base without adapters."""
 
@@ -38,6 +41,32 @@ def require_finite(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
             f"{path}: {len(bad)} of {len(tensors)} tensors have values that are not finite, the first is {bad[0]}: "
             "use a checkpoint from before the training diverged"
         )
+
+
+def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors and the settings of an adapter file, checked to be finite and, if recast wrote them, undamaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            settings = json.loads((file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY, "{}"))
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+        raise RecastError(f"{path}: the adapter file cannot be read: {error}") from error
+    if not isinstance(settings, dict):
+        raise RecastError(f"{path}: the adapter file cannot be read: its settings are no mapping")
+    require_finite(state, path)
+    written = settings.pop(_DIGEST, None)
+    if written is not None and written != _digest(state, settings):
+        raise RecastError(f"{path}: the adapter does not have its checksum, it was damaged: train or copy it again")
+    return state, settings
+
+
+def _digest(state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> str:
+    """SHA-256 of tensors with their names, types and shapes, and of the settings."""
+    found = hashlib.sha256(json.dumps(settings, sort_keys=True, default=sorted).encode())
+    for name, each in sorted(state.items()):
+        found.update(f"{name} {each.dtype} {tuple(each.shape)} ".encode())
+        found.update(each.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 class Adapters:
@@ -179,6 +208,7 @@ class Adapters:
         if not write:
             return folder / FILE
         # `save_lora_weights` adds a second metadata key, and safetensors writes the two in random order.
+        settings[_DIGEST] = _digest(state, settings)
         metadata = {LORA_ADAPTER_METADATA_KEY: json.dumps(settings, indent=2, sort_keys=True, default=sorted)}
         return artifact.write_bytes(folder / FILE, save(state, metadata))
 
@@ -187,13 +217,7 @@ class Adapters:
         path = Path(folder) / FILE
         if not path.is_file():
             raise RecastError(f"{path}: the adapter file does not exist")
-        try:
-            with safe_open(path, "pt") as file:
-                metadata = json.loads((file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY, "{}"))
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, ValueError) as error:
-            raise RecastError(f"{path}: the adapter file cannot be read: {error}") from error
-        require_finite(state, path)
+        state, metadata = read(path)
         mine = self.transformer.peft_config[who]
         for key, value in (("r", mine.r), ("lora_alpha", mine.lora_alpha)):
             found = metadata.get(f"transformer.{key}")

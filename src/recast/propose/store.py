@@ -40,7 +40,7 @@ class _Row(strict.Strict):
     prompt: str
     file: str
     generator: str = ""
-    sha256: str = ""
+    sha256: str | None = None
     width: strict.Count = 0
     height: strict.Count = 0
 
@@ -74,6 +74,9 @@ class Store:
             strict.write(path, _FORMAT, _Settings, {"settings": dict(self.settings)})
         (self.folder / "images").mkdir(exist_ok=True)
         self._files = stored(self.folder)
+        manifest = self.folder / "manifest.jsonl"
+        rows = strict.read_rows(_Row, manifest, "recast propose") if manifest.exists() else []
+        self._hashes = {row["file"]: row.get("sha256") for row in rows}
 
     @classmethod
     def open(cls, folder: Path, settings: Mapping[str, Any], smallest: int) -> Store:
@@ -105,6 +108,7 @@ class Store:
         path = self.folder / "images" / f"{key(prompt, number)}{suffix}"
         artifact.write_bytes(path, content)
         self._files[path.stem] = path
+        self._hashes.pop(f"images/{path.name}", None)
         return path
 
     def path(self, prompt: str, number: int) -> Path:
@@ -116,13 +120,17 @@ class Store:
                 f"{self.folder} has no proposal {number} for the prompt {prompt!r}: run `recast propose` first"
             ) from None
 
+    def read(self, prompt: str, number: int) -> bytes:
+        """The content of an image, checked to be the one in the manifest, if it is there already."""
+        path = self.path(prompt, number)
+        return images.read(path, "remove it and run `recast propose` again", self._hashes.get(f"images/{path.name}"))
+
     def write_manifest(self, prompts: Sequence[str], samples: int, generator: str) -> Path:
         """Write `manifest.jsonl`, one line per image, with its hash and size; returns its path."""
         rows = []
         for prompt in prompts:
             for k in range(samples):
-                path = self.path(prompt, k)
-                content = path.read_bytes()
+                path, content = self.path(prompt, k), self.read(prompt, k)
                 _, width, height = images.inspect(content, self.smallest, str(path))
                 row: dict[str, Any] = {"prompt": prompt, "file": f"images/{path.name}", "generator": generator}
                 row |= {"sha256": hashlib.sha256(content).hexdigest(), "width": width, "height": height}

@@ -65,7 +65,10 @@ def lines() -> dict[str, dict[str, Any]]:
 def keep(folder: Path) -> None:
     """Write a line for every policy that has been evaluated since: its W, and the mean scores of every prompt."""
     known = lines()
-    for manifest in sorted(folder.glob("**/scores/scores.jsonl")):
+    # Not by **: the checkpoints of running jobs come and go.
+    for manifest in sorted(
+        place for depth in ("*/*", "*/*/*") for place in folder.glob(f"{depth}/scores/scores.jsonl")
+    ):
         run = manifest.parents[1]
         name = str(run.relative_to(folder))
         if name in known or not name.startswith(tuple(SWEEPS)) or ".stale-" in name:

@@ -8,7 +8,12 @@ from typing import Any
 
 import yaml
 
-__all__ = ["damaged"]
+from recast.core import artifact
+
+__all__ = ["RESEALED", "damaged"]
+
+RESEALED = "resealed"
+"""Begins the names of damages whose checksums fit."""
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, "text", "", "7", "../../elsewhere", "\ud800", [], {}, [[1, 2], [3]], {"a": {"b": 1}}),
@@ -22,6 +27,8 @@ def damaged(content: bytes, suffix: str, chance: random.Random) -> tuple[bytes, 
     ways: list[Callable[[bytes, random.Random], bytes]] = [cut, lose, flip, insert, zero]
     if suffix in (".json", ".jsonl", ".yaml"):
         ways += [_structured(suffix, way) for way in (replace, another_number, remove, repeat_key, nest)] * 2
+    if suffix in (".json", ".jsonl"):
+        ways += [_resealed(suffix, way) for way in (replace, another_number, remove, nest)]
     if suffix == ".jsonl":
         ways += [lose_line, repeat_line, swap_lines]
     for _ in range(100):
@@ -78,6 +85,27 @@ def _structured(suffix: str, way: Callable[[Any, random.Random], Any]) -> Callab
         return _changed(tree, way, chance).encode("utf-8", "surrogatepass")
 
     change.__name__ = way.__name__
+    return change
+
+
+def _resealed(suffix: str, way: Callable[[Any, random.Random], Any]) -> Callable[[bytes, random.Random], bytes]:
+    """The same change, with checksums that fit it: what a program or a person writes who knows the format."""
+
+    def change(content: bytes, chance: random.Random) -> bytes:
+        try:
+            text = _structured(suffix, way)(content, chance).decode()
+            rows = [json.loads(each) for each in ([text] if suffix == ".json" else text.splitlines())]
+            if not all(isinstance(row, dict) for row in rows):
+                return content
+            for row in rows:
+                row.pop(artifact.CHECKSUM, None)
+            if suffix == ".jsonl":
+                return artifact.lines(rows).encode()
+            return json.dumps(rows[0] | {artifact.CHECKSUM: artifact.checksum(rows[0])}).encode()
+        except (ValueError, TypeError, UnicodeError, RecursionError):
+            return content
+
+    change.__name__ = f"{RESEALED} {way.__name__}"
     return change
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from typer.testing import CliRunner
 
 from judging import Known, two_runs
-from recast import GainCurves, WeightMatrix, config, evaluate, identity, judge, prompts
+from recast import GainCurves, WeightMatrix, config, evaluate, identity, judge, prompts, weigh
 from recast.cli import app
 from recast.core.effects import Effects
 from recast.errors import RecastError
@@ -22,8 +23,11 @@ from recast.evaluate import stage as evaluation
 from recast.judge import stage as judging_stage
 from recast.judge.ask import Settings
 from recast.progress import no_progress
+from recast.propose import Store, api
 from recast.propose import stage as proposing
-from recast.train import checkpoint, metrics
+from recast.report import figures
+from recast.sweep import jobs, workers
+from recast.train import checkpoint, gradients, metrics, sketch
 from recast.train import stage as training
 from server import serve
 
@@ -47,7 +51,7 @@ class Target:
 @contextmanager
 def targets(folder: Path, only: str = "") -> Iterator[list[Target]]:
     """Every target whose name contains `only`, in a folder of its own."""
-    makers = (_curves, _recipes, _scores, _parts, _proposals, _shards, _checkpoint)
+    makers = (_curves, _recipes, _scores, _parts, _proposals, _shards, _checkpoint, _doctor, _run)
     found: list[Target] = []
     for maker in makers:
         found += maker(folder / maker.__name__.strip("_"))
@@ -172,9 +176,17 @@ def _proposals(folder: Path) -> list[Target]:
     def again() -> Any:
         return proposing.propose(recipe, folder / "source", no_progress).read_bytes()
 
+    def ledger() -> Any:
+        kept = Store(folder / "source/proposals", identity.proposals(recipe))
+        return api._Ledger(kept, 100)._spent
+
+    api._Ledger(Store(folder / "source/proposals", identity.proposals(recipe)), 100).take()
+    image = sorted((folder / "source/proposals/images").iterdir())[0].name
     return [
         Target("proposals/manifest.jsonl (propose)", folder, "source/proposals/manifest.jsonl", copy),
         Target("proposals/settings.json (propose)", folder, "source/proposals/settings.json", again),
+        Target("proposals/images (propose)", folder, f"source/proposals/images/{image}", again),
+        Target("proposals/ledger.json (propose)", folder, "source/proposals/ledger.json", ledger),
     ]
 
 
@@ -239,6 +251,79 @@ def _checkpoint(folder: Path) -> list[Target]:
     ]
 
 
+def _doctor(folder: Path) -> list[Target]:
+    small = ["policy.model=shapes", "train.rank=1", "train.steps=2", "train.micro_batch=64", "rewards={detail: {}}"]
+    recipe = config.load(ROOT / "recipes/shapes.yaml", small)
+
+    def measure() -> Any:
+        return vars(gradients.effects(recipe, folder, 4, 2))
+
+    def products() -> Any:
+        return hashlib.sha256(sketch.products(folder / "splits", 4).tobytes()).hexdigest()
+
+    measure()
+    for split in range(4):  # as they are until all have been measured
+        sketch.save(folder / "splits", split, torch.full((1, 2, 8), 0.5 + split))
+    return [
+        Target("effects.json (doctor)", folder, "effects.json", measure),
+        Target("effects/split-00.safetensors (doctor)", folder, "splits/split-00.safetensors", products),
+    ]
+
+
+RUN = """
+world: {kind: images}
+policy: {model: shapes}
+rewards: {detail: {}, background: {}}
+estimate: {steps: 3, samples: 2, noisings: 1}
+prompts: {source: shapes:train, count: 2}
+train: {epochs: 1, prompts_per_epoch: 2, images_per_prompt: 2, batch: 4, rank: 1, trackers: [], preview_every: 0,
+        save_every: 1}
+evaluate: {count: 3, steps: 2, guidance: 1}
+run: {methods: [sinkhorn]}
+sweep: {methods: [sinkhorn], seeds: [0], budgets: [{detail: 1, background: 1}]}
+"""
+
+
+def _run(folder: Path) -> list[Target]:
+    """A finished RUN, which `recast run` and `recast sweep` read again; jobs run in this process, without figures."""
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(RUN)
+    before = workers.run_jobs, figures.gain_figure, figures.differences_figure, figures.save
+
+    def verb(name: str) -> Any:
+        workers.run_jobs = lambda order, *_: [jobs.run_here(job) for job in order]  # type: ignore
+        figures.gain_figure, figures.save = lambda *_: None, lambda *_: None  # type: ignore
+        try:
+            _verb(name, folder / "recipe.yaml", "--out", folder / "run")
+        finally:
+            workers.run_jobs, figures.gain_figure, _, figures.save = before
+        return [path.read_bytes() for path in sorted((folder / "run/report").rglob("*")) if path.is_file()]
+
+    verb("run")
+    job = folder / "run/sinkhorn-s0"
+    shard = sorted((folder / "run/shards").glob("*.safetensors"))[0]
+    part = sorted((job / "scores/parts").iterdir())[0]
+    files = [
+        *(folder / "run" / name for name in ("gains.json", "proposals/settings.json", "proposals/manifest.jsonl")),
+        *(job / name for name in ("weights.json", "metrics.jsonl", "scores/manifest.json", "scores/scores.jsonl")),
+        *(job / "lora/pytorch_lora_weights.safetensors", job / "checkpoints/epoch-00001/state.json", part, shard),
+    ]
+    names = [str(path.relative_to(folder)) for path in files]
+    made = [Target(f"{Path(name).name} (run)", folder, name, lambda: verb("run")) for name in names]
+    return [*made, *(Target(f"{Path(name).name} (sweep)", folder, name, lambda: verb("sweep")) for name in names[:4:3])]
+
+
+def _reported(ours: Path) -> None:
+    """What else a report reads: curves, W, and metrics."""
+    D = np.array([[1.0, 0.8, 0.5, 0.2, 0.1], [0.9, 0.85, 0.6, 0.5, 0.1]])
+    curves = GainCurves(("ocr", "clipscore"), SIGMAS, D)
+    curves.save(ours.parent / "gains.json")
+    weigh(curves, {"ocr": 1.0, "clipscore": 2.0}).save(ours / "weights.json")
+    log = metrics.Log(ours / "metrics.jsonl", 0)
+    for epoch in (1, 2, 3):
+        log.write({"epoch": epoch, "step": epoch, "reward/ocr": 0.1 * epoch, "share_by_step/ocr": [0.5, None]})
+
+
 def _judged(folder: Path, url: str) -> list[Target]:
     ours, static, _, _ = two_runs(folder, 4)
     settings = Settings("known", url, concurrency=2, tries=2, backoff=0.001, timeout=5.0)
@@ -254,8 +339,15 @@ def _judged(folder: Path, url: str) -> list[Target]:
         made = judging_stage.two(ours, static, None)
         return [made.shown(k, 0) for k in range(4)]
 
+    def page() -> Any:
+        _verb("report", folder, "--out", folder / "report")
+        return [path.read_bytes() for path in sorted((folder / "report").rglob("*")) if path.is_file()]
+
     place = ours / "verdicts/static"
     compare()
+    _reported(ours)
+    shown = ["gains.json", "ours/weights.json", "ours/metrics.jsonl", "ours/scores/scores.jsonl"]
+    shown += ["ours/verdicts/static/verdicts.jsonl", "ours/verdicts/static/summary.json"]
     inside = place.relative_to(folder)
     return [
         Target("verdicts/calls.jsonl (judge)", folder, str(inside / "calls.jsonl"), compare),
@@ -263,6 +355,7 @@ def _judged(folder: Path, url: str) -> list[Target]:
         Target("verdicts/manifest.json (report)", folder, str(inside / "manifest.json"), read),
         Target("verdicts/verdicts.jsonl (report)", folder, str(inside / "verdicts.jsonl"), read),
         Target("scores/images (judge)", folder, "ours/scores/images/00001.png", image),
+        *(Target(f"{Path(name).name} (report's page)", folder, name, page) for name in shown),
     ]
 
 

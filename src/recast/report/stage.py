@@ -236,6 +236,11 @@ def _training(policies: Sequence[Scores]) -> list[dict[str, Any]]:
         if policy.method == "base" or not path.is_file():
             continue
         rows = strict.read_rows(records.Epoch, path, "recast train")
+        saved = [int(each.name[6:11]) for each in path.parent.glob("checkpoints/epoch-[0-9][0-9][0-9][0-9][0-9]*")]
+        if max(saved, default=0) > (last := rows[-1]["epoch"] if rows else 0):
+            raise RecastError(
+                f"{path} ends with epoch {last}, but the checkpoints with {max(saved)}: move the log away"
+            )
         names = [key for key in rows[0] if key.startswith("reward/")] if rows else []
         columns = {name.removeprefix("reward/"): [row.get(name) for row in rows] for name in names}
         method = sections.shown(policy.method)

@@ -20,6 +20,7 @@ from recast.core.effects import Effects
 from recast.core.weights import ENTROPIC, Method, WeightMatrix
 from recast.errors import RecastError, StaleError
 from recast.evaluate import stage as evaluation
+from recast.flow import lora as adapters
 from recast.progress import no_progress
 from recast.train import stage as training
 from recast.weigh import weigh_recipe
@@ -223,6 +224,8 @@ def _refresh_scores(settings: Recipe, job: Job) -> str | None:
             raise StaleError(f"{folder} contains images of an earlier epoch")
         evaluation.check_stale(settings, folder, lora)
     except StaleError as error:
+        if lora is not None and (lora / adapters.FILE).is_file():
+            adapters.read(lora / adapters.FILE)  # a damaged one is no reason to give up the images of the whole one
         return set_aside(folder, error)
     return None
 

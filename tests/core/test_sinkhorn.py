@@ -216,7 +216,7 @@ def test_batches_must_match() -> None:
     with pytest.raises(RecastError, match="5 gains need as many budgets, or one, not 4"):
         sinkhorn.project_many(np.ones((5, 2, 3)), np.ones((4, 2)))
     for budget in ([[1, 2], [3, 4]], []):
-        with pytest.raises(RecastError, match="budget must have one row of numbers"):
+        with pytest.raises(RecastError, match="budget must have at least one number, in one row"):
             sinkhorn.static(budget, 3)
     with pytest.raises(RecastError, match="curve must be numbers"):
         sinkhorn.shared(["a"], [1])

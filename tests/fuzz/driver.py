@@ -61,7 +61,11 @@ def fuzz(targets: list[Target], count: int, first: int = 0) -> Iterator[Case]:
         outcome, detail = _outcome(target, wanted[target.name])
         if outcome == "silent" and way.startswith(RESEALED):
             outcome = "valid"
-        if outcome == "refused" and (changed := _changes(before, _contents(target.folder))):
+        if (
+            outcome == "refused"
+            and not way.startswith(RESEALED)
+            and (changed := _changes(before, _contents(target.folder)))
+        ):
             outcome, detail = "dirty", f"{detail} | changed {', '.join(changed)}"
         _restore(target.folder, kept[target.folder])
         yield Case(target.name, number, way, outcome, detail)

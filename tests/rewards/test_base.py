@@ -1,6 +1,7 @@
 """Finding rewards by name, and scoring with several at once."""
 
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -214,3 +215,36 @@ def test_a_reward_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     slow: Any = lambda *_: time.sleep(0.3) or [1.0]  # noqa: E731
     with pytest.warns(UserWarning, match="the reward 'slow' has been running for 0.05 s: still waiting for it"):
         base.score({"slow": slow}, torch.zeros(1, 3, 8, 8), ["a cat"])
+
+
+@pytest.mark.parametrize("seconds", ["", "60", "0.05"])
+def test_a_limit_ends_the_wait_for_a_reward_that_never_returns(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
+    monkeypatch.setenv("RECAST_REWARD_TIMEOUT", seconds)
+    forever = threading.Event()
+
+    def slow(images: object, prompts: list[str], metadata: object = None) -> np.ndarray:
+        if seconds == "0.05":
+            forever.wait(20)
+        return np.zeros(len(prompts))
+
+    def fails(*_: object) -> None:
+        raise SystemExit(0)
+
+    image = torch.zeros(1, 3, 8, 8)
+    if seconds == "0.05":
+        begun = time.monotonic()
+        with pytest.raises(RecastError, match="'slow' failed on 1 images, .* has not returned after 0.05 s, the limit"):
+            base.score({"slow": slow}, image, ["a cat"])
+        assert time.monotonic() - begun < 10
+        forever.set()
+    else:
+        assert base.score({"slow": slow}, image, ["a cat"]).tolist() == [[0.0]]
+    with pytest.raises(RecastError, match="'fails' failed on 1 images, .*: SystemExit: 0"):
+        base.score({"fails": fails}, image, ["a cat"])  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("seconds", ["soon", "0", "-1", "nan", "inf", "1e300"])
+def test_a_limit_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
+    monkeypatch.setenv("RECAST_REWARD_TIMEOUT", seconds)
+    with pytest.raises(RecastError, match=f"RECAST_REWARD_TIMEOUT = '{seconds}' must be a number of seconds above 0"):
+        base.score({"x": lambda *_: np.zeros(1)}, torch.zeros(1, 3, 8, 8), ["a cat"])  # type: ignore[dict-item]

@@ -375,7 +375,7 @@ class GainCurves:
                 rewards=content["rewards"],
                 sigmas=content["sigmas"],
                 D=content["D"],
-                alpha=content["alpha"],
+                alpha=float(content["alpha"]),
                 D_prompts=content.get("D_prompts"),
                 aggregate=content.get("aggregate", "prompt-mean"),
                 provenance=content.get("provenance", {}),

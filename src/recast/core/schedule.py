@@ -50,7 +50,7 @@ def grid(sigmas: ArrayLike) -> Array:
     """
     try:
         levels = np.array(sigmas, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RecastError(f"sigmas must be a list of numbers from 0 to 1, not {sigmas!r:.80}") from error
     if levels.ndim != 1 or levels.size < 2:
         raise RecastError(f"sigmas must be a list of T+1 >= 2 levels, not an array of shape {levels.shape}")

@@ -300,7 +300,7 @@ def simplex(values: ArrayLike, size: int | None, name: str, ndim: int = 1) -> Ar
     except (TypeError, ValueError, OverflowError) as error:
         raise RecastError(f"{name} must be numbers, not {values!r:.200}") from error
     if array.ndim != ndim or array.size == 0 or (size is not None and array.shape[-1] != size):
-        wanted = f"{size} numbers" if size is not None else "one row of numbers"
+        wanted = f"{size} numbers" if size else "at least one number, in one row"
         raise RecastError(f"{name} must have {wanted}, not the shape {array.shape}")
     largest = array.max(axis=-1, keepdims=True)
     if not (np.isfinite(array).all() and (array >= 0).all() and (largest > 0).all()):

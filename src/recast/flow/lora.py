@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -47,7 +48,8 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors and the settings of an adapter file, checked to be finite and, if recast wrote them, undamaged."""
     try:
         with safe_open(path, "pt") as file:
-            settings = json.loads((file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY, "{}"))
+            facts = file.metadata() or {}
+            settings = json.loads(facts.get(LORA_ADAPTER_METADATA_KEY, "{}"))
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise RecastError(f"{path}: the adapter file cannot be read: {error}") from error
@@ -55,7 +57,9 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         raise RecastError(f"{path}: the adapter file cannot be read: its settings are no mapping")
     require_finite(state, path)
     written = settings.pop(_DIGEST, None)
-    if written is not None and written != _digest(state, settings):
+    lost = any(_DIGEST in text for key, text in facts.items() if key != LORA_ADAPTER_METADATA_KEY)
+    lost |= any(isinstance(each, str) and re.fullmatch("[0-9a-f]{64}", each) for each in settings.values())
+    if lost or (written is not None and written != _digest(state, settings)):
         raise RecastError(f"{path}: the adapter does not have its checksum, it was damaged: train or copy it again")
     return state, settings
 

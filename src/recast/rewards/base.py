@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from recast import objects
 from recast.errors import RecastError
 from recast.progress import waiting
+from recast.rewards.patience import limited
 from recast.rewards.pixels import Images, as_tensor
 
 if TYPE_CHECKING:
@@ -329,7 +330,7 @@ def _scores(
     """Scores (B,) of one reward, checked."""
     try:
         with waiting(f"the reward {name!r}"):
-            values = np.asarray(reward(images, prompts, metadata), dtype=np.float64)
+            values = limited(lambda: np.asarray(reward(images, prompts, metadata), dtype=np.float64))
     except (Exception, SystemExit) as error:
         first = prompts[0] if prompts else ""
         raise RecastError(

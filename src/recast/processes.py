@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from recast.errors import RecastError
 
-__all__ = ["COUNT", "PATIENCE", "RANK", "check", "cores", "leave_group", "spare_core", "wait"]
+__all__ = ["COUNT", "PARENT", "PATIENCE", "RANK", "check", "cores", "leave_group", "spare_core", "wait"]
 
 
 def _variable(name: str, default: int) -> int:
@@ -19,6 +19,8 @@ def _variable(name: str, default: int) -> int:
 
 RANK, COUNT = _variable("RANK", 0), _variable("WORLD_SIZE", 1)
 """Index of this process and number of processes, from the environment, without a heavy import."""
+PARENT = "RECAST_PARENT"
+"""Environment variable with the process that started this one, without which it must not go on."""
 PATIENCE = timedelta(days=1)
 """Time limit of `wait`: images from an API, or the slowest prompt, may take hours."""
 

@@ -1,5 +1,8 @@
 """The self-test: passes on the embedded world, and notices what is wrong."""
 
+import os
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from recast.cli import app
 from recast.errors import RecastError
 from recast.flow import families
 from recast.rewards import check as rewards
-from recast.selftest import Check, compare, stage
+from recast.selftest import Check, commands, compare, stage
 
 RECIPE = config.Recipe.model_validate({"rewards": {"composition": None, "detail": None}})
 TEXTS = ["a red circle", "a blue square"]
@@ -148,3 +151,19 @@ def test_a_check_that_raises_is_a_failure_without_home(monkeypatch: pytest.Monke
 
     found = stage._measured("reward x", broken)
     assert (found.outcome, found.detail) == ("failed", "FileNotFoundError: ~/secret")
+
+
+def test_commands_end_with_the_self_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = commands._Process([sys.executable, "-c", "import os; print(os.environ['RECAST_PARENT'])"], tmp_path)
+    assert made.wait() == 0
+    assert (tmp_path / "stdout.txt").read_text() == f"{os.getpid()}\n"
+    made = commands._Process([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path)
+    wait = made._process.wait
+    monkeypatch.setattr(made._process, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.wait()
+    assert wait(30) == -signal.SIGTERM
+
+
+def interrupted() -> int:
+    raise KeyboardInterrupt

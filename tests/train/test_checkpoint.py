@@ -147,3 +147,21 @@ def test_a_parameter_that_never_had_a_gradient_has_zero_moments(tmp_path: Path) 
         parameters[0].grad = None
         other.step()
     assert torch.equal(parameters[1], fresh.param_groups[0]["params"][0])
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    folder = tmp_path / ".epoch-00001.tmp"
+
+    def write() -> None:
+        with checkpoint.draft(folder, True):
+            folder.mkdir()
+            (folder / "weights.json").write_text("{}")
+            checkpoint.save_tensors(folder / "optimizer.safetensors", {"a": torch.zeros(2, 3)})
+
+    with pytest.raises(RecastError, match=r"optimizer.safetensors: cannot be written: No space .* \(24 bytes are"):
+        write()
+    assert list(tmp_path.iterdir()) == []

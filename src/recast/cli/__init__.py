@@ -31,7 +31,7 @@ from recast.cli.sweep import sweep
 from recast.cli.train import train
 from recast.cli.weigh import weigh
 from recast.errors import RecastError
-from recast.sweep.workers import PARENT, end_with_parent
+from recast.sweep.workers import end_with_parent
 
 __all__ = ["app", "main"]
 
@@ -122,7 +122,11 @@ def _signals() -> None:
     """Ctrl-C is an exception again; SIGTERM too, except in a job or worker, which whoever started it ends at once."""
     if signal.getsignal(signal.SIGINT) is _start.interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if processes.COUNT == 1 and PARENT not in os.environ and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+    if (
+        processes.COUNT == 1
+        and processes.PARENT not in os.environ
+        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    ):
         signal.signal(signal.SIGTERM, _terminate)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from recast import _start
+from recast import _start, processes
 
 __all__ = ["Command", "Launch", "launch"]
 
@@ -43,7 +44,8 @@ class _Process:
         folder.mkdir(parents=True, exist_ok=True)
         self._errors = folder / "stderr.txt"
         with self._errors.open("wb") as errors, (folder / "stdout.txt").open("wb") as output:
-            self._process = subprocess.Popen(list(words), stdout=output, stderr=errors)
+            own = os.environ | {processes.PARENT: str(os.getpid())}
+            self._process = subprocess.Popen(list(words), stdout=output, stderr=errors, env=own)
 
     def running(self) -> bool:
         return self._process.poll() is None
@@ -53,16 +55,20 @@ class _Process:
         return self._process.wait()
 
     def wait(self) -> int:
-        return self._process.wait()
+        try:
+            return self._process.wait()
+        except BaseException:  # an interrupt
+            self._process.terminate()
+            raise
 
     @property
     def stderr(self) -> str:
         return self._errors.read_text(encoding="utf-8", errors="replace")
 
 
-def launch(arguments: Sequence[str], folder: Path, processes: int = 1) -> Command:
+def launch(arguments: Sequence[str], folder: Path, count: int = 1) -> Command:
     """The command with this interpreter, under torchrun if it has several processes."""
     words = [sys.executable, "-c", _start.COMMAND.format(module="recast.cli"), *arguments]
     torchrun = [sys.executable, "-c", _start.COMMAND.format(module="torch.distributed.run"), "--standalone"]
-    torchrun += ["--nproc_per_node", str(processes), "--no-python"]
-    return _Process([*(torchrun if processes > 1 else []), *words], folder)
+    torchrun += ["--nproc_per_node", str(count), "--no-python"]
+    return _Process([*(torchrun if count > 1 else []), *words], folder)

@@ -20,10 +20,7 @@ from recast.errors import RecastError
 if TYPE_CHECKING:
     from recast.sweep.jobs import Job
 
-__all__ = ["PARENT", "beside", "end_with_parent", "environment", "run_jobs", "workers_here"]
-
-PARENT = "RECAST_PARENT"
-"""Environment variable with the process that started a job, so that no job continues after `recast run` was killed."""
+__all__ = ["beside", "end_with_parent", "environment", "run_jobs", "workers_here"]
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, watch: Callable[[Mapping[Job, str]], None]) -> None:
@@ -143,7 +140,7 @@ def environment(slot: int, workers: int) -> dict[str, str]:
     """Environment variables that give a job its own GPU, or its share of the cores."""
     import torch
 
-    found = {PARENT: str(os.getpid()), "TRANSFORMERS_VERBOSITY": "error"}
+    found = {processes.PARENT: str(os.getpid()), "TRANSFORMERS_VERBOSITY": "error"}
     if torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = visible.split(",") if visible else [str(k) for k in range(torch.cuda.device_count())]
@@ -163,7 +160,7 @@ def end_with_parent() -> None:
 
     A worker whose launcher was killed would wait for the others for minutes and occupy their port.
     """
-    named = os.environ.get(PARENT, "")
+    named = os.environ.get(processes.PARENT, "")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         parent = os.getppid()
     elif named.isascii() and named.isdigit():

@@ -6,7 +6,8 @@ import hashlib
 import os
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ __all__ = [
     "Position",
     "all_of",
     "digest",
+    "draft",
     "last_of",
     "load_moments",
     "load_tensors",
@@ -163,6 +165,22 @@ def write_state(path: Path, position: Position, settings: Mapping[str, Any], fac
     strict.write(path / "state.json", _FORMAT, _State, {**fields, "settings": settings, **facts})
 
 
+@contextmanager
+def draft(folder: Path, mine: bool) -> Iterator[None]:
+    """Write a checkpoint into a folder that is empty at first, and removed if the block fails, as on a full disk.
+
+    `mine` says whether this process removes it, of several that write it together.
+    """
+    if mine:
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield
+    except BaseException:
+        if mine:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def publish(temporary: Path, final: Path, keep: int) -> None:
     """Rename a finished checkpoint to its final name, and remove all but the `keep` latest."""
     try:
@@ -181,10 +199,13 @@ def publish(temporary: Path, final: Path, keep: int) -> None:
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write tensors by name, as safetensors."""
+    found = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     try:
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
+        save_file(found, path)
     except (OSError, SafetensorError) as error:
-        raise RecastError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+        size = sum(each.numel() * each.element_size() for each in found.values())
+        need = f" ({size:,} bytes are needed)" if "No space left" in str(error) else ""
+        raise RecastError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}{need}") from error
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:

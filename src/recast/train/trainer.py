@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -268,32 +267,31 @@ class Trainer:
         final = folder / checkpoint.name(self.position)
         temporary = folder / f".{final.name}.tmp"
         wait, first = self.accelerator.wait_for_everyone, self.accelerator.is_main_process
-        if first:
-            shutil.rmtree(temporary, ignore_errors=True)
-        self.adapters.save(temporary / "default", "default", first)
-        self.adapters.save(temporary / "old", "old", first)
-        self.save_ema(temporary / "ema")
-        if self._zero:
-            moments = zero.optimizer_tensors(self.accelerator, self.optimizer.optimizer, self.adapters.parameters)
-        else:
-            moments = checkpoint.optimizer_tensors(self.optimizer.optimizer)
-        if first:
-            checkpoint.save_tensors(temporary / "optimizer.safetensors", moments)
-            self.weights.save(temporary / "weights.json")
-        wait()
-        random = temporary / f"random-{self.accelerator.process_index}.safetensors"
-        checkpoint.save_tensors(random, self._random or checkpoint.random_tensors())
-        wait()
-        if first:
-            scaler = self.accelerator.scaler
-            facts = {
-                "policy": self.policy.identity,
-                "schedule": {k: v for k, v in self.schedule.state_dict().items() if k != "lr_lambdas"},
-                "scaler": {} if scaler is None else scaler.state_dict(),
-            }
-            checkpoint.write_state(temporary, self.position, settings, facts)
-            checkpoint.publish(temporary, final, keep)
-        wait()
+        with checkpoint.draft(temporary, first):
+            self.adapters.save(temporary / "default", "default", first)
+            self.adapters.save(temporary / "old", "old", first)
+            self.save_ema(temporary / "ema")
+            if self._zero:
+                moments = zero.optimizer_tensors(self.accelerator, self.optimizer.optimizer, self.adapters.parameters)
+            else:
+                moments = checkpoint.optimizer_tensors(self.optimizer.optimizer)
+            if first:
+                checkpoint.save_tensors(temporary / "optimizer.safetensors", moments)
+                self.weights.save(temporary / "weights.json")
+            wait()
+            random = temporary / f"random-{self.accelerator.process_index}.safetensors"
+            checkpoint.save_tensors(random, self._random or checkpoint.random_tensors())
+            wait()
+            if first:
+                scaler = self.accelerator.scaler
+                facts = {
+                    "policy": self.policy.identity,
+                    "schedule": {k: v for k, v in self.schedule.state_dict().items() if k != "lr_lambdas"},
+                    "scaler": {} if scaler is None else scaler.state_dict(),
+                }
+                checkpoint.write_state(temporary, self.position, settings, facts)
+                checkpoint.publish(temporary, final, keep)
+            wait()
         return final
 
     def load(self, path: Path, settings: Mapping[str, Any]) -> None:

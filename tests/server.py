@@ -23,6 +23,7 @@ class Server:
     """Answers with an image, or a chat with `answer(body)`; `script` replaces answers, one entry per request.
 
     Entries: a status, ("after", seconds) for 429 with Retry-After, ("chat", fields of the choice), ("json", reply),
+    ("raw", status, body, headers), ("padded", bytes) for a good reply with so much white space,
     ("drip", seconds) for a reply byte by byte, "hang", "reset", "text", "half", "garbled", "tiny", "noise", "cut", and
     "die", after which the server no longer listens. A GET is answered with an image.
     """
@@ -94,12 +95,14 @@ class Handler(BaseHTTPRequestHandler):
             return self._send(200, json.dumps({"choices": [what[1]]}).encode())
         if isinstance(what, tuple) and what[0] == "json":
             return self._send(200, json.dumps(what[1]).encode())
+        if isinstance(what, tuple) and what[0] == "raw":
+            return self._send(*what[1:])
         if isinstance(what, tuple) and what[0] == "drip":
             for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\n" + b" " * 40:
                 self.wfile.write(bytes([byte]))
                 time.sleep(what[1])
             return None
-        if isinstance(what, tuple):
+        if isinstance(what, tuple) and what[0] == "after":
             return self._send(429, b"{}", {"Retry-After": str(what[1])})
         if what == "cut":
             self.send_response(500)
@@ -120,9 +123,11 @@ class Handler(BaseHTTPRequestHandler):
             return self._send(200, json.dumps(self._reply("sorry, no image", body)).encode())
         if what == "garbled":
             return self._send(200, b'{"choices": [{"message": ' + self.owner.repeat.encode())
-        content = {"tiny": png(side=8), "noise": b"not an image"}.get(what, png(self.owner.made % 256))
+        content = {"tiny": png(side=8), "noise": b"not an image"}.get(str(what), png(self.owner.made % 256))
         reply = json.dumps(self._reply(base64.b64encode(content).decode(), body)).encode()
         self.owner.made += 1
+        if isinstance(what, tuple) and what[0] == "padded":
+            reply += b" " * what[1]
         if what == "half":
             self.send_response(200)
             self.send_header("Content-Length", str(len(reply)))

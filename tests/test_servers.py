@@ -80,7 +80,6 @@ PASSING: dict[str, Any] = {
 }
 """Faults after which the same request is answered well; what a key is repeated in, is marked by the server."""
 FINAL: dict[str, Any] = {
-    "400": 400,
     "401": 401,
     "403": 403,
     "404": 404,

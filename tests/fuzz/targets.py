@@ -39,13 +39,17 @@ SIGMAS = [0.0, 0.25, 0.5, 0.75, 1.0]
 
 @dataclass(frozen=True)
 class Target:
-    """A file of a folder and a function that reads it; `own` marks what a user writes, where another value is valid."""
+    """A file of a folder and a function that reads it.
+
+    `own` marks what a user writes, where another value is valid, `made` what the function makes anew or needs no more.
+    """
 
     name: str
     folder: Path
     file: str
     read: Callable[[], Any]
     own: bool = False
+    made: bool = False
 
 
 @contextmanager
@@ -309,9 +313,15 @@ def _run(folder: Path) -> list[Target]:
         *(job / name for name in ("weights.json", "metrics.jsonl", "scores/manifest.json", "scores/scores.jsonl")),
         *(job / "lora/pytorch_lora_weights.safetensors", job / "checkpoints/epoch-00001/state.json", part, shard),
     ]
-    names = [str(path.relative_to(folder)) for path in files]
-    made = [Target(f"{Path(name).name} (run)", folder, name, lambda: verb("run")) for name in names]
-    return [*made, *(Target(f"{Path(name).name} (sweep)", folder, name, lambda: verb("sweep")) for name in names[:4:3])]
+    found = []
+    for path in files:
+        name, made = str(path.relative_to(folder)), path in (job / "weights.json", shard)
+        what = {part: "scores/parts", shard: "shards/*.safetensors"}.get(path, path.name)
+        what = f"proposals/{what}" if "proposals" in name else f"scores/{what}" if what == "manifest.json" else what
+        found.append(Target(f"{what} (run)", folder, name, lambda: verb("run"), made=made))
+        if path in files[:2] or made:
+            found.append(Target(f"{what} (sweep)", folder, name, lambda: verb("sweep"), made=made))
+    return found
 
 
 def _reported(ours: Path) -> None:

@@ -5,6 +5,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import browser
 import numpy as np
@@ -184,3 +185,16 @@ def test_the_page_says_which_pairs_are_chosen_and_which_are_random(
     for run, source in zip(("static-s0", "sinkhorn-s0"), sources, strict=False):  # the baseline is on the left
         content = (folder / "runs" / run / f"scores/images/{chosen[0]:05d}.png").read_bytes()
         assert b64decode(source.split(",", 1)[1]) == content
+
+
+@pytest.mark.parametrize("change", [{}, {"prompts": ("prompt 0", "prompt 9")}, {"seeds": (42, 7)}, {"indices": (0, 5)}])
+def test_a_verdict_is_about_the_images_with_its_number(tmp_path: Path, change: dict[str, Any]) -> None:
+    policy = Scores.load(make_run(tmp_path / "ours", "sinkhorn", [10, 20, 30]))
+    facts: dict[str, Any] = {"indices": (0, 1), "prompts": ("prompt 0", "prompt 1"), "seeds": (42, 43)} | change
+    won = dict.fromkeys(ASPECTS, np.ones((2, 2)))
+    found = Verdicts("sinkhorn", "static", (), 0, won=won, scores=np.full((2, 2), 6.0), **facts)
+    if not change:
+        reports._require_prompts(found, [policy], tmp_path)
+        return
+    with pytest.raises(RecastError, match=r"a verdict on image [15], but that of .*ours has another prompt or seed"):
+        reports._require_prompts(found, [policy], tmp_path)

@@ -64,6 +64,8 @@ class Verdicts:
         Hashes of what decides the two runs' images (`Scores.images_hash`).
     model, rubric : str
         The judge, and the hash of its rubric.
+    seeds : tuple of int
+        Seeds of the judged images, if known.
 
     Examples
     --------
@@ -92,6 +94,7 @@ class Verdicts:
     images: tuple[str, str] = ("", "")
     model: str = ""
     rubric: str = ""
+    seeds: tuple[int, ...] = ()
 
     def rate(self, aspect: str = OVERALL) -> float:
         """Share of decided orderings that the first run won; NaN if none is decided."""
@@ -210,6 +213,7 @@ def from_rows(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], fo
         (manifest["first"].get("images", ""), manifest["second"].get("images", "")),
         str(manifest.get("model", "")),
         str(manifest.get("rubric", "")),
+        tuple(row["seed"] for row in judged),
     )
 
 

@@ -121,13 +121,14 @@ def _verdicts(folders: Sequence[Path], policies: Sequence[Scores]) -> list[Verdi
 
 
 def _require_prompts(verdicts: Verdicts, policies: Sequence[Scores], place: Path) -> None:
-    """Raise if a verdict is about another prompt than the images with its number."""
+    """Raise if a verdict is about another prompt or seed than the images with its number."""
     for policy in policies:
-        texts = dict(enumerate(prompt for prompt, _ in policy.prompts_and_seeds))
-        for index, prompt in zip(verdicts.indices, verdicts.prompts, strict=True):
-            if texts.get(index) != prompt:
+        images = dict(enumerate(policy.prompts_and_seeds))
+        seeds = verdicts.seeds or [images.get(index, ("", 0))[1] for index in verdicts.indices]
+        for index, *about in zip(verdicts.indices, verdicts.prompts, seeds, strict=True):
+            if images.get(index) != tuple(about):
                 raise RecastError(
-                    f"{place} has a verdict on image {index}, but that of {policy.run} has another prompt"
+                    f"{place} has a verdict on image {index}, but that of {policy.run} has another prompt or seed"
                 )
 
 

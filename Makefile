@@ -14,7 +14,7 @@ test: $(STAMP)
 
 # Thousands of damaged files; the suite has a few hundred of the same.
 fuzz: $(STAMP)
-	$(BIN)/python tests/fuzz 5040
+	$(BIN)/python tests/fuzz 5400
 
 # Every stage killed a hundred times at random moments, resumed and compared; the suite does a dozen of each.
 kill: $(STAMP)

@@ -101,10 +101,10 @@ def scoring() -> dict[str, float]:
         velocity = conditioned(policy, policy.condition(texts))
         return policy.decode(sampling.sample(velocity, x, policy.sigmas(10), method="euler"))
 
-    images = sample()
+    images = sample()  # scored as copies: rewards keep the embedding of the last tensor
     names = ("composition", "alignment", "detail", "background", "census")
     models = [base.load(name) for name in names]
-    calls = [lambda model=model: model(images, texts) for model in models]
+    calls = [lambda model=model: model(images.clone(), texts) for model in models]
     sampled, *scored = alternate(sample, *calls)
     return {name: seconds / sampled for name, seconds in zip(names, scored, strict=True)}
 

@@ -267,6 +267,7 @@ def _doctor(folder: Path) -> list[Target]:
         return hashlib.sha256(sketch.products(folder / "splits", 4).tobytes()).hexdigest()
 
     measure()
+    (folder / "splits").mkdir()
     for split in range(4):  # as they are until all have been measured
         sketch.save(folder / "splits", split, torch.full((1, 2, 8), 0.5 + split))
     return [

@@ -73,8 +73,7 @@ class Shards:
         self.versions: dict[str, Any] = dict(present or {})
         path = folder / "manifest.json"
         flat = identity.flatten(settings)
-        begun = any(each.suffix in (".safetensors", ".lock") for each in folder.glob("*"))
-        if path.exists() and begun:  # settings that have led to nothing, such as too large ones, bind nobody
+        if path.exists():
             content = strict.read(path, _FORMAT, _Manifest, "remove the folder and estimate again")
             identity.require_same(content["settings"], flat, f"{folder} holds rollouts made")
             self.versions = content.get("versions", {})

@@ -33,7 +33,7 @@ class Server:
         self.requests: list[dict[str, Any]] = []
         self.made = 0
         self.busy = self.busiest = 0
-        self.delay = 0.0
+        self.delay, self.hang = 0.0, 1.0
         self.url = ""
         self.answer: Callable[[dict[str, Any]], str] = lambda body: "Final Score: 3"
         self.fault: Callable[[dict[str, Any]], Any] = lambda body: None  # an entry as in `script`, or None
@@ -112,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.close()
             return None
         if what == "hang":
-            time.sleep(1.0)
+            time.sleep(self.owner.hang)
             return None
         if what in ("reset", "die"):
             if what == "die":

@@ -302,3 +302,10 @@ def test_rows_fit_the_memory_in_whole_tiles() -> None:
     assert worlds.rows_within(1.0, 2**20) == 1024
     assert worlds.rows_within(0.04, 2**20) == 32
     assert worlds.rows_within(1e-9, 2**20) == 16
+
+
+def test_settings_bind_before_the_first_shard_is_there(tmp_path: Path) -> None:
+    """Another process may be loading its model with them."""
+    Shards(tmp_path, {"steps": 4})
+    with pytest.raises(RecastError, match="holds rollouts made with steps = 4, not 8"):
+        Shards(tmp_path, {"steps": 8})

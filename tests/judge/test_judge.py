@@ -478,3 +478,18 @@ def test_runs_that_do_not_match_are_one_sentence(server: Server, tmp_path: Path)
     (static / "scores" / "images" / "00002.png").unlink()
     assert "00002.png is missing (1 images in all): run recast evaluate again" in said(ours, static)
     assert not server.requests
+
+
+@pytest.mark.parametrize(
+    "counts", [{"prompt_tokens": True, "completion_tokens": 2**60}, {"prompt_tokens": -1}, [], "7"]
+)
+def test_odd_counts_of_tokens_lose_no_answer(server: Server, tmp_path: Path, counts: object) -> None:
+    ours, static, *_ = two_runs(tmp_path, 2)
+    known = Known(server)
+    server.fault = lambda body: (
+        "json",
+        {"choices": [{"message": {"content": known.answer(body)}, "finish_reason": "stop"}], "usage": counts},
+    )
+    found = stage.judge([stage.two(ours, static, None)], settings(server), no_progress)
+    assert len(found.verdicts[0].indices) == 2
+    assert found.tokens == (0, 0)

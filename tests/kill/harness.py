@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ __all__ = ["Outcome", "kill"]
 
 LIMIT = 120.0
 """Seconds after which a start is said to hang."""
+_DIED = "died"
+"""The mark of a process that has killed itself."""
 GONE = 10.0
 """Seconds after which the processes of a killed start are said to be left over."""
 
@@ -151,28 +154,32 @@ def _start(stage: Stage, folder: Path, url: str, renames: int | None = None) -> 
     """The leader of a new process group that runs the stage in a folder, and dies after so many renamed files."""
     words = [*(word.format(url=url) for word in stage.command)]
     words += [] if stage.name == "judge" else ["--out", "run"]
+    (folder.parent / _DIED).unlink(missing_ok=True)
     child = os.fork()
     if child:
+        with suppress(OSError):  # it has ended already
+            os.setpgid(child, child)
         return child
     os.setpgid(0, 0)
     os.chdir(folder)
     said = os.open(folder.parent / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.environ.update(stage.environment)
     if renames is not None:
-        _die_after(renames)
+        _die_after(renames, folder.parent / _DIED)
     if stage.ranks > 1:
         _launch(words, said, stage.ranks)
     _main(words, said, said, {})
     raise AssertionError("it has ended")
 
 
-def _die_after(renames: int) -> None:
-    """Kill this process, and those it forks, instead of renaming a file once it has renamed so many."""
+def _die_after(renames: int, mark: Path) -> None:
+    """Kill this process, and those it forks, instead of renaming a file once it has renamed so many; leave a mark."""
     place, left = os.replace, renames
 
     def replace(*arguments: Any, **options: Any) -> None:
         nonlocal left
         if left == 0:
+            mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         left -= 1
         place(*arguments, **options)
@@ -206,12 +213,13 @@ def _ended(child: int, until: float) -> int | None:
 def _strike(child: int, chance: random.Random, outcome: Outcome) -> None:
     """Kill one process of a start or all of them, and wait until none is left."""
     members = _members(child)
-    if chance.random() < 0.5:
-        outcome.group += 1
-        os.killpg(child, signal.SIGKILL)
-    else:
-        outcome.alone += 1
-        os.kill(chance.choice(members or [child]), signal.SIGKILL)
+    with suppress(ProcessLookupError):  # a job that has ended meanwhile
+        if chance.random() < 0.5:
+            outcome.group += 1
+            os.killpg(child, signal.SIGKILL)
+        else:
+            outcome.alone += 1
+            os.kill(chance.choice(members or [child]), signal.SIGKILL)
     _clear(child, outcome)
 
 
@@ -224,7 +232,8 @@ def _clear(child: int, outcome: Outcome, reaped: bool = False) -> None:
     if not reaped or _members(child):
         outcome.left += 1
         outcome.detail = f"{len(_members(child))} processes left after {GONE:g} seconds"
-        os.killpg(child, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
         if not reaped:
             os.waitpid(child, 0)
 
@@ -244,7 +253,7 @@ def kill(stage: Stage, count: int, folder: Path, seed: int = 0) -> Outcome:
         _fresh(stage, work)
         paid.reset()
         struck = _chain(stage, work, url, duration, count, chance, outcome)
-        if outcome.hangs:
+        if outcome.hangs or outcome.tracebacks:
             break
         outcome.compared += 1
         if found := same_files(calm, work):
@@ -277,7 +286,7 @@ def _chain(
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return struck
-        died = renames is not None and code != 0  # or a job of it did
+        died = code != 0 and (work.parent / _DIED).exists()  # it, or a job of it
         if died:
             outcome.renames += 1
             _clear(child, outcome, reaped=True)
@@ -288,7 +297,7 @@ def _chain(
         if "Traceback" in said or not (died or code in (0, None)):
             outcome.tracebacks += 1
             outcome.detail = f"exit code {code}: {said.strip()[-600:]}"
-        if code == 0:
+        if code == 0 or (code is not None and not died):
             return struck
 
 

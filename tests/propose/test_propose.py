@@ -220,3 +220,24 @@ def test_two_processes_do_not_ask_for_the_same_images(tmp_path: Path) -> None:
 def test_a_mixture_has_no_proposals_to_get(tmp_path: Path) -> None:
     with pytest.raises(RecastError, match="world.kind = mixture makes its own proposals"):
         stage.propose(config.load(RECIPE.with_name("mixture.yaml")), tmp_path, no_progress)
+
+
+def test_an_image_that_replaces_another_is_kept_after_a_kill(tmp_path: Path) -> None:
+    kept = store.Store(tmp_path, {"source": "x"})
+    paths = [kept.add("a cat", k, png(k)) for k in (0, 1)]
+    kept.write_manifest(["a cat"], 2, "x")
+    paths[0].write_bytes(png(9))
+    with pytest.raises(RecastError, match="is not the image that was recorded, .* remove it and run `recast propose`"):
+        store.Store(tmp_path, {"source": "x"}).read("a cat", 0)
+    paths[0].unlink()
+    store.Store(tmp_path, {"source": "x"}).add("a cat", 0, png(7))  # and a kill before the manifest is written
+    again = store.Store(tmp_path, {"source": "x"})
+    assert again.missing(["a cat"], 2) == []
+    assert again.read("a cat", 0) == png(7)
+    paths[1].write_bytes(png(9))
+    with pytest.raises(RecastError, match="is not the image that was recorded"):
+        again.read("a cat", 1)
+    manifest = tmp_path / "manifest.jsonl"
+    manifest.write_text(manifest.read_text()[:40])
+    with pytest.raises(RecastError, match=r"manifest.jsonl, line 1: not valid JSON .*; remove .*: the images stay"):
+        store.Store(tmp_path, {"source": "x"})

@@ -248,3 +248,19 @@ def test_a_limit_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, seconds
     monkeypatch.setenv("RECAST_REWARD_TIMEOUT", seconds)
     with pytest.raises(RecastError, match=f"RECAST_REWARD_TIMEOUT = '{seconds}' must be a number of seconds above 0"):
         base.score({"x": lambda *_: np.zeros(1)}, torch.zeros(1, 3, 8, 8), ["a cat"])  # type: ignore[dict-item]
+
+
+def test_a_limit_keeps_the_modes_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECAST_REWARD_TIMEOUT", "60")
+    net = torch.nn.Linear(4, 1)
+    seen = []
+
+    def scores(images: Any, prompts: Any, metadata: Any = None) -> Any:
+        seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")))
+        return net(images[:, 0, 0, :4]).squeeze(1).float().numpy()
+
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        base.score({"net": scores}, torch.zeros(1, 3, 8, 8), ["a cat"])
+    with torch.inference_mode():
+        base.score({"net": scores}, torch.zeros(1, 3, 8, 8), ["a cat"])
+    assert seen == [(False, False, True), (False, True, False)]

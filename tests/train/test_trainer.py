@@ -567,7 +567,7 @@ def test_what_is_wrong_is_said_before_anything_is_done(tmp_path: Path) -> None:
     state = tmp_path / "checkpoints/epoch-00001/state.json"
     kept = state.read_text()
     state.write_text(kept.replace('"epoch": 1', '"epoch": "x"'))
-    assert "state.json is damaged" in said()
+    assert "state.json: the field epoch is 'x': input should be a valid integer" in said()
     state.write_text(kept.replace('"epoch": 1', '"epoch": 0'))
     assert "state.json: the content does not have its checksum" in said()
     state.write_text(kept)

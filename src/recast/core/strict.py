@@ -6,6 +6,7 @@ not have is refused. An error names file, line and field.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +24,10 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 """A number of things."""
 Share = Annotated[float, Field(ge=0)]
 """A number that is not negative."""
+
+
+_TAG = re.compile(r"float|(list|nullable)\[.*")
+"""What pydantic adds to the place of an error in a field of several types."""
 
 
 class Strict(BaseModel):
@@ -51,8 +56,10 @@ def require(model: type[Strict], content: Mapping[str, Any], where: str | Path, 
 def _reason(error: ValidationError | RecursionError) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    first = error.errors(include_url=False)[0]
-    name = ".".join(map(str, first["loc"]))
+    found = error.errors(include_url=False)
+    same = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
+    first = max(same, key=lambda each: len(each["loc"]))  # of the types that a field may have, the one that fits best
+    name = ".".join(str(part) for part in first["loc"] if not _TAG.fullmatch(str(part)))
     if first["type"] in ("extra_forbidden", "missing"):
         return f"the field {name} is {'missing' if first['type'] == 'missing' else 'unknown'}"
     message = " ".join(first["msg"].split())

@@ -136,7 +136,7 @@ def check_stale(recipe: Recipe, folder: Path, lora: Path | None) -> dict[str, An
     rows = [dict(image.row) for image in planned[: len(planned) // recipe.evaluate.repeats]]
     settings, path = identity.evaluation(recipe, lora, rows), folder / "manifest.json"
     if path.exists():
-        known = strict.read(path, FORMAT, written.Manifest, written.AGAIN)
+        known = strict.read(path, FORMAT, written.Manifest, f"remove {folder} and evaluate again")
         identity.require_same(known["settings"], settings, f"{folder} contains images made")
     return settings
 

@@ -60,7 +60,10 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     lost = any(_DIGEST in text for key, text in facts.items() if key != LORA_ADAPTER_METADATA_KEY)
     lost |= any(isinstance(each, str) and re.fullmatch("[0-9a-f]{64}", each) for each in settings.values())
     if lost or (written is not None and written != _digest(state, settings)):
-        raise RecastError(f"{path}: the adapter does not have its checksum, it was damaged: train or copy it again")
+        raise RecastError(
+            f"{path}: the adapter does not have its checksum, it was damaged: train or copy it again, "
+            f"or remove {_DIGEST} from its metadata if the change is meant"
+        )
     return state, settings
 
 

@@ -226,5 +226,5 @@ def _tokens(reply: Any) -> tuple[int, int]:
     usage = reply.get("usage") if isinstance(reply, dict) else None
     usage = usage if isinstance(usage, dict) else {}
     counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    sent, received = (count if isinstance(count, int) and count >= 0 else 0 for count in counts)
+    sent, received = (count if type(count) is int and 0 <= count <= 2**53 else 0 for count in counts)
     return sent, received

@@ -199,7 +199,7 @@ def _claim(comparison: Comparison, settings: Settings, rubric: str) -> None:
     if not path.exists() and (comparison.folder / "calls.jsonl").exists():
         raise RecastError(f"{comparison.folder} contains calls.jsonl without its manifest.json: remove the folder")
     if path.exists():
-        old = written.read_manifest(path, verdicts_file.FORMAT)
+        old = written.read_manifest(path, verdicts_file.FORMAT, f"remove {comparison.folder} and judge again")
         names = {"rubric": "rubric", "first": f"run than {comparison.first.folder}"}
         names["second"] = f"run than {comparison.second.folder}"
         known = {key: old.get(key) for key in wanted}

@@ -74,9 +74,9 @@ class Summary(strict.Strict):
     tokens: list[strict.Count] = []
 
 
-def read_manifest(path: Path, format: str) -> dict[str, Any]:
+def read_manifest(path: Path, format: str, remedy: str = _AGAIN) -> dict[str, Any]:
     """The fields of manifest.json, whose methods may become part of a file name."""
-    manifest = strict.read(path, format, Manifest, _AGAIN, checked=False)
+    manifest = strict.read(path, format, Manifest, remedy, checked=False)
     for name in ("first", "second"):
         artifact.slug(manifest[name]["method"], f"{name}.method", path)
     artifact.verify(manifest, path)

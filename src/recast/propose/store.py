@@ -41,8 +41,6 @@ class _Row(strict.Strict):
     file: str
     generator: str = ""
     sha256: str | None = None
-    width: strict.Count = 0
-    height: strict.Count = 0
 
 
 def key(prompt: str, number: int) -> str:
@@ -74,9 +72,7 @@ class Store:
             strict.write(path, _FORMAT, _Settings, {"settings": dict(self.settings)})
         (self.folder / "images").mkdir(exist_ok=True)
         self._files = stored(self.folder)
-        manifest = self.folder / "manifest.jsonl"
-        rows = strict.read_rows(_Row, manifest, "recast propose") if manifest.exists() else []
-        self._hashes = {row["file"]: row.get("sha256") for row in rows}
+        self._rows = self._read_rows()
 
     @classmethod
     def open(cls, folder: Path, settings: Mapping[str, Any], smallest: int) -> Store:
@@ -106,10 +102,26 @@ class Store:
             rejected.write_bytes(content)
             raise RecastError(f"{error}; it is kept as {rejected}") from error
         path = self.folder / "images" / f"{key(prompt, number)}{suffix}"
+        if self._rows.pop(f"images/{path.name}", None):  # in place of one that was removed; first, in case of a kill
+            self._write_rows(list(self._rows.values()))
         artifact.write_bytes(path, content)
         self._files[path.stem] = path
-        self._hashes.pop(f"images/{path.name}", None)
         return path
+
+    def _read_rows(self) -> dict[str, dict[str, Any]]:
+        """The rows of the manifest by file; none if there is no manifest yet."""
+        path = self.folder / "manifest.jsonl"
+        try:
+            rows = strict.read_rows(_Row, path, "recast propose") if path.exists() else []
+        except RecastError as error:
+            raise RecastError(
+                f"{error}; remove {path}: the images stay, and `recast propose` writes it anew"
+            ) from error
+        return {row["file"]: row for row in rows}
+
+    def _write_rows(self, rows: list[dict[str, Any]]) -> Path:
+        path = self.folder / "manifest.jsonl"
+        return artifact.write_text(path, strict.lines(_Row, rows, path))
 
     def path(self, prompt: str, number: int) -> Path:
         """The file of an image; an error if there is none."""
@@ -123,7 +135,8 @@ class Store:
     def read(self, prompt: str, number: int) -> bytes:
         """The content of an image, checked to be the one in the manifest, if it is there already."""
         path = self.path(prompt, number)
-        return images.read(path, "remove it and run `recast propose` again", self._hashes.get(f"images/{path.name}"))
+        known = self._rows.get(f"images/{path.name}", {})
+        return images.read(path, "remove it and run `recast propose` again", known.get("sha256"))
 
     def write_manifest(self, prompts: Sequence[str], samples: int, generator: str) -> Path:
         """Write `manifest.jsonl`, one line per image, with its hash and size; returns its path."""
@@ -135,8 +148,7 @@ class Store:
                 row: dict[str, Any] = {"prompt": prompt, "file": f"images/{path.name}", "generator": generator}
                 row |= {"sha256": hashlib.sha256(content).hexdigest(), "width": width, "height": height}
                 rows.append(row)
-        target = self.folder / "manifest.jsonl"
-        return artifact.write_text(target, strict.lines(_Row, rows, target))
+        return self._write_rows(rows)
 
 
 def read_manifest(folder: Path) -> dict[str, list[Path]]:

@@ -236,8 +236,9 @@ def _training(policies: Sequence[Scores]) -> list[dict[str, Any]]:
         path = policy.folder.parent / "metrics.jsonl"
         if policy.method == "base" or not path.is_file():
             continue
-        rows = strict.read_rows(records.Epoch, path, "recast train")
+        # Before the rows, since a training that still runs adds a row first.
         saved = [int(each.name[6:11]) for each in path.parent.glob("checkpoints/epoch-[0-9][0-9][0-9][0-9][0-9]*")]
+        rows = strict.read_rows(records.Epoch, path, "recast train")
         if max(saved, default=0) > (last := rows[-1]["epoch"] if rows else 0):
             raise RecastError(
                 f"{path} ends with epoch {last}, but the checkpoints with {max(saved)}: move the log away"

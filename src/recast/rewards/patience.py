@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from recast.errors import RecastError
@@ -29,14 +30,13 @@ def limited(call: Callable[[], _Result]) -> _Result:
     if seconds is None:
         return call()
     found: dict[str, Any] = {}
-    torch = sys.modules.get("torch")
-    gpu = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else None
+    enter = _modes()
 
     def run() -> None:
         try:
-            if torch is not None and gpu is not None:
-                torch.cuda.set_device(gpu)  # a new thread would use the first one
-            found["result"] = call()
+            with ExitStack() as stack:
+                enter(stack)
+                found["result"] = call()
         except BaseException as error:
             found["error"] = error
 
@@ -48,6 +48,26 @@ def limited(call: Callable[[], _Result]) -> _Result:
     if "result" not in found:
         raise TimeoutError(f"it has not returned after {seconds:g} s, the limit that {VARIABLE} sets")
     return found["result"]
+
+
+def _modes() -> Callable[[ExitStack], None]:
+    """A function that gives another thread the modes of torch in this one, which are those of a thread."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return lambda _: None
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    lower = {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)}
+
+    def enter(stack: ExitStack) -> None:
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
+        stack.enter_context(torch.inference_mode(inference))
+        stack.enter_context(torch.set_grad_enabled(grad))
+        for kind, dtype in lower.items():
+            stack.enter_context(torch.autocast(kind, dtype=dtype))
+
+    return enter
 
 
 def _limit() -> float | None:

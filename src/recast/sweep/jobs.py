@@ -238,7 +238,8 @@ def _trained(settings: Recipe, job: Job) -> bool:
 def finished(job: Job) -> bool:
     """Whether nothing is left to do for a job that `prepare` has checked."""
     settings = job.load()
-    return _trained(settings, job) and (job.is_warmup or evaluation.complete(settings, job.folder / "scores"))
+    trained = _trained(settings, job) and (job.epochs == 0 or training.tidy(settings, job.folder))
+    return trained and (job.is_warmup or evaluation.complete(settings, job.folder / "scores"))
 
 
 def run_here(job: Job) -> None:

@@ -160,6 +160,8 @@ def end_with_parent() -> None:
 
     A worker whose launcher was killed would wait for the others for minutes and occupy their port.
     """
+    if os.name == "nt":  # where the interpreter of a virtual environment is the child of another process
+        return
     named = os.environ.get(processes.PARENT, "")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         parent = os.getppid()

@@ -34,6 +34,8 @@ __all__ = [
     "load_tensors",
     "name",
     "optimizer_tensors",
+    "prune",
+    "pruned",
     "publish",
     "random_tensors",
     "read_state",
@@ -189,12 +191,25 @@ def publish(temporary: Path, final: Path, keep: int) -> None:
         else:
             shutil.rmtree(final, ignore_errors=True)
             os.replace(temporary, final)
-        for old in all_of(final.parent)[:-keep]:
-            os.replace(old, old.with_name(f".{old.name}.old.tmp"))  # atomic: a partly removed folder must not count
-        for left in final.parent.glob(".*.tmp"):
-            shutil.rmtree(left)
     except OSError as error:
         raise RecastError(f"{final}: the checkpoint cannot be written: {error.strerror or error}") from error
+    prune(final.parent, keep)
+
+
+def pruned(folder: Path, keep: int) -> bool:
+    """Whether there are no more checkpoints than `keep`, and no remains of any, as a kill leaves them."""
+    return len(all_of(folder)) <= keep and not any(folder.glob(".*.tmp"))
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all checkpoints but the `keep` latest, and what is left of others."""
+    try:
+        for old in all_of(folder)[:-keep]:
+            os.replace(old, old.with_name(f".{old.name}.old.tmp"))  # atomic: a partly removed folder must not count
+        for left in folder.glob(".*.tmp"):
+            shutil.rmtree(left)
+    except OSError as error:
+        raise RecastError(f"{folder}: a checkpoint cannot be removed: {error.strerror or error}") from error
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

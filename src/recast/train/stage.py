@@ -23,7 +23,7 @@ from recast.core.weights import WeightMatrix
 from recast.errors import RecastError, StaleError
 from recast.flow import families
 from recast.flow.generate import generate
-from recast.flow.lora import Adapters
+from recast.flow.lora import FILE, Adapters
 from recast.flow.policy import Policy
 from recast.progress import OnProgress, ignore_progress
 from recast.rewards import base
@@ -73,7 +73,9 @@ def _train(recipe: Recipe, out: Path, weights: Path | None, observer: Observer) 
     if found:  # before a model is loaded: other settings are an error at once
         position, state = checkpoint.read_state(found[-1], settings)
         done = position.epoch
-        if done == recipe.train.epochs and (out / "lora").is_dir():
+        if done == recipe.train.epochs and (out / "lora" / FILE).is_file():
+            if accelerator.is_main_process:
+                checkpoint.prune(folder, recipe.train.keep)  # a kill may have come between the last one and this
             return done
         if done > recipe.train.epochs:
             raise RecastError(f"{out} has {done} epochs already, more than train.epochs = {recipe.train.epochs}")
@@ -123,7 +125,12 @@ def finished(recipe: Recipe, out: Path) -> bool:
     """Whether RUN holds the adapter of the recipe's last epoch."""
     found = checkpoint.all_of(out / "checkpoints")
     last = checkpoint.name(checkpoint.Position(recipe.train.epochs))
-    return bool(found) and found[-1].name == last and (out / "lora").is_dir()
+    return bool(found) and found[-1].name == last and (out / "lora" / FILE).is_file()
+
+
+def tidy(recipe: Recipe, out: Path) -> bool:
+    """Whether a finished training has left nothing to remove, as it does if it is killed in its last moment."""
+    return checkpoint.pruned(out / "checkpoints", recipe.train.keep)
 
 
 def _check(recipe: Recipe, out: Path) -> None:

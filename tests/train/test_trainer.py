@@ -574,7 +574,7 @@ def test_what_is_wrong_is_said_before_anything_is_done(tmp_path: Path) -> None:
     edit(state, '"schedule"', '"other"')
     damaged = said("train.epochs=2")  # goes on, so that it is read
     assert re.search(
-        r"is damaged \(KeyError: 'schedule'\): remove .*epoch-00001 to resume from the checkpoint", damaged
+        r"state.json: the field schedule is missing: remove .*epoch-00001 to resume from the checkpoint", damaged
     )
     state.write_text(kept)
     edit(state, '"epoch": 1', '"epoch": 2')

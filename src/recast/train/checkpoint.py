@@ -134,7 +134,8 @@ def read_state(path: Path, settings: Mapping[str, Any] | None = None) -> tuple[P
 
     None accepts any settings.
     """
-    content = strict.read(path / "state.json", _FORMAT, _State, "resume from another checkpoint")
+    remedy = f"remove {path} to resume from the checkpoint before it"
+    content = strict.read(path / "state.json", _FORMAT, _State, remedy)
     position = Position(*(content[key] for key in ("epoch", "update", "step")))
     if position.step < position.epoch + position.update:
         raise RecastError(f"{path / 'state.json'} is damaged: its position is {position}")

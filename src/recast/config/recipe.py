@@ -131,6 +131,7 @@ class Recipe(Section):
 
     def save(self, path: str | Path) -> Path:
         """Write the resolved recipe as YAML, atomically."""
+        artifact.sweep(Path(path).parent)  # every stage writes it, so nothing that a killed one has left stays
         return artifact.write_text(path, yaml.safe_dump(self.resolved(), sort_keys=False))
 
 

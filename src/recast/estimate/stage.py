@@ -84,7 +84,6 @@ def estimate(
         raise RecastError(f"--until-ci must be a finite number above 0, the width of an interval, not {until_ci}")
     _warn_of_bias(recipe)
     shards = _open(recipe, out, reuse)  # first, since other settings leave the folder unchanged
-    artifact.sweep(out)
     with _one_thread():
         world = worlds.open_world(recipe, out)
         results = _Results(recipe, world, shards, until_ci)

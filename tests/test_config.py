@@ -246,7 +246,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("train: {kl_weight: .inf}", "finite"),
         ("sweep: {budgets: [{ocr: -1}]}", "must be non-negative"),
         ("sweep: {budgets: [{ocr: .nan}]}", "finite"),
-        ("sweep: {budgets: [{}]}", "must have 0 numbers"),
+        ("sweep: {budgets: [{}]}", "must have at least one number"),
     ],
 )
 def test_what_no_recipe_may_say_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:

@@ -107,3 +107,13 @@ def test_a_rank_that_is_no_number_is_one_sentence() -> None:
     assert said.startswith("error: the environment variable RANK = 'abc' must be a whole number")
     assert said.count("\n") == 1
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # a library that is imported changes nothing
+
+
+def test_the_end_of_another_process_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    gloo = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:27011.\nGLHF!")
+    assert cli._known(gloo) == ""  # alone, it is something else
+    monkeypatch.setattr(processes, "COUNT", 2)
+    said = cli._known(gloo)
+    assert said.startswith("another of the 2 processes has ended ([gloo/transport/tcp/pair.cc:553] Connection closed")
+    assert "\n" not in said
+    assert cli._known(RuntimeError("shapes differ")) == ""

@@ -38,6 +38,8 @@ __all__ = ["app", "main"]
 
 _NO_MEMORY = ("allocate memory", "not enough memory", "out of memory")
 """In torch's messages about a lack of memory, which are plain runtime errors on a CPU."""
+_NO_PEER = ("by peer", "Broken pipe", "Socket closed", "remote process exited", "NCCL communicator was aborted")
+"""In the messages of gloo and NCCL if another process of the launcher is gone."""
 
 
 class _Group(TyperGroup):
@@ -53,11 +55,20 @@ class _Group(TyperGroup):
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         except (MemoryError, RuntimeError) as error:
-            text = " ".join(str(error).split())
-            if not isinstance(error, MemoryError) and not any(words in text for words in _NO_MEMORY):
+            if not (said := _known(error)):
                 raise
-            print(f"error: there is not enough memory ({text:.300}): choose smaller settings", file=sys.stderr)
+            print(f"error: {said}", file=sys.stderr)
             raise typer.Exit(2) from None
+
+
+def _known(error: MemoryError | RuntimeError) -> str:
+    """A sentence for an error of torch that the user can do something about; empty for others."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
+        return f"there is not enough memory ({text:.300}): choose smaller settings"
+    if processes.COUNT > 1 and any(words in text for words in _NO_PEER):
+        return f"another of the {processes.COUNT} processes has ended ({text:.100}): see what it printed, and resume"
+    return ""
 
 
 app = typer.Typer(

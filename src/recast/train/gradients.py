@@ -134,12 +134,13 @@ def effects(
     _check(recipe)
     plan = _plan(recipe, PROMPTS if count is None else count, IMAGES if images is None else images)
     settings = _settings(recipe, plan)
-    found = _known(recipe, out, settings, {} if count or images else {"doctor.prompts", "doctor.images_per_prompt"})
-    if found is not None:
-        return found
-    if processes.RANK == 0:
-        on_cost(_cost(recipe, plan))
+    free = {} if count or images else {"doctor.prompts", "doctor.images_per_prompt"}
     with lock.alone(out / ".effects.lock", f"measuring gradients in {out}"):
+        found = _known(recipe, out, settings, free)
+        if found is not None:
+            return found
+        if processes.RANK == 0:
+            on_cost(_cost(recipe, plan))
         return _measured(recipe, out, plan, settings, on_progress)
 
 

@@ -32,7 +32,17 @@ from recast.train.reweigh import reweigh
 from recast.train.trainer import StoppedError, Trainer
 from recast.weigh import columns_of, effects_of, masses, static
 
-__all__ = ["PREVIEWS", "Observer", "accelerator_of", "build", "check_stale", "check_weights", "finished", "train"]
+__all__ = [
+    "PREVIEWS",
+    "Observer",
+    "accelerator_of",
+    "build",
+    "check_stale",
+    "check_weights",
+    "finished",
+    "tidy",
+    "train",
+]
 
 PREVIEWS = 8
 """Prompts on a sample sheet: the first ones of the training set, with the seeds of evaluation."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recast import _start, processes
+from recast import _start, cli, processes
 from recast.errors import RecastError
 
 RESUME = "{}: run the same command again to resume"

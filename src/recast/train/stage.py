@@ -83,12 +83,12 @@ def _train(recipe: Recipe, out: Path, weights: Path | None, observer: Observer) 
     if found:  # before a model is loaded: other settings are an error at once
         position, state = checkpoint.read_state(found[-1], settings)
         done = position.epoch
-        if done == recipe.train.epochs and (out / "lora" / FILE).is_file():
-            if accelerator.is_main_process:
-                checkpoint.prune(folder, recipe.train.keep)  # a kill may have come between the last one and this
-            return done
         if done > recipe.train.epochs:
             raise RecastError(f"{out} has {done} epochs already, more than train.epochs = {recipe.train.epochs}")
+        if accelerator.is_main_process:
+            checkpoint.prune(folder, recipe.train.keep)  # a kill may have come between the last one and this
+        if done == recipe.train.epochs and (out / "lora" / FILE).is_file():
+            return done
         versions.require_same(state.get("settings", {}), settings, f"{found[-1]} was trained", "choose another --out")
     trainer = build(recipe, matrix, rows, accelerator, policy)
     if found:

@@ -1,9 +1,11 @@
 """Locks of folders: one process at a time, and none that a killed process holds for ever."""
 
+import fcntl
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -66,3 +68,16 @@ def test_a_folder_that_cannot_be_locked_is_one_sentence(tmp_path: Path) -> None:
     for place in ("file", "loop", "x" * 300):
         with pytest.raises(RecastError, match="cannot be locked: "):
             lock.alone(tmp_path / place / ".lock", "working").__enter__()
+
+
+def test_a_lock_that_a_dead_process_still_holds_is_waited_for(tmp_path: Path) -> None:
+    """As while the kernel closes the files of a process with several threads that was killed."""
+    path = tmp_path / ".lock"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    path.write_text(f"{socket.gethostname()} {ended.pid}")
+    with path.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        threading.Timer(0.3, lambda: fcntl.flock(held, fcntl.LOCK_UN)).start()
+        with lock.alone(path, "working here"):
+            assert path.read_text() == f"{socket.gethostname()} {os.getpid()}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ __all__ = ["STALE", "Claim", "alone", "claim"]
 
 STALE = 120.0
 """Seconds without a heartbeat after which a lock is stale."""
+_ENDING = 5.0
+"""Seconds to wait for the kernel's lock of a process that has ended, which its threads may hold a moment longer."""
 _EMPTY = 5.0
 """Seconds after which a lock without an owner is stale: its process was killed before it could write its name."""
 
@@ -98,6 +101,7 @@ def alone(path: Path, doing: str) -> Iterator[None]:
 
 def _take(path: Path, doing: str) -> int:
     """An open lock file that is locked and has our name."""
+    patience = time.monotonic() + _ENDING
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -105,6 +109,10 @@ def _take(path: Path, doing: str) -> int:
             owner = os.read(handle, 300).decode(errors="replace")
             here = owner.partition(" ")[0] == socket.gethostname()
             free = not owner.strip() or (local and here) or _died_here(owner) or not _fresh(path, owner)
+            if local is None and _died_here(owner) and time.monotonic() < patience:
+                os.close(handle)  # a process that was killed closes its files last
+                time.sleep(0.05)
+                continue
             if local is None or not free:
                 who = f" ({owner.strip()})" if owner.strip() else ""
                 raise RecastError(f"another process{who} is {doing}: wait for it to finish, or choose another --out")
@@ -114,7 +122,8 @@ def _take(path: Path, doing: str) -> int:
                 os.write(handle, _me())
                 return handle
         except BaseException:
-            os.close(handle)
+            with suppress(OSError):
+                os.close(handle)
             raise
         os.close(handle)  # its owner has removed it meanwhile
 

@@ -6,6 +6,7 @@ A start is a process forked from this one, which has imported everything; so are
 `recast sweep`. A stage of two processes has a launcher that, like torchrun, ends the second one if the first one dies.
 """
 
+import ctypes
 import importlib
 import os
 import random
@@ -227,8 +228,12 @@ def _clear(child: int, outcome: Outcome, reaped: bool = False) -> None:
     """Wait until no process of a start is left."""
     until = time.monotonic() + GONE
     reaped = reaped or _ended(child, until) is not None
-    while _members(child) and time.monotonic() < until:
-        time.sleep(0.01)
+    while reaped and time.monotonic() < until:
+        try:
+            if not os.waitpid(-child, os.WNOHANG)[0]:  # jobs, which are ours now
+                time.sleep(0.01)
+        except ChildProcessError:
+            return
     if not reaped or _members(child):
         outcome.left += 1
         outcome.detail = f"{len(_members(child))} processes left after {GONE:g} seconds"
@@ -241,6 +246,7 @@ def _clear(child: int, outcome: Outcome, reaped: bool = False) -> None:
 def kill(stage: Stage, count: int, folder: Path, seed: int = 0) -> Outcome:
     """Kill a stage so often; between two kills it is started again, until it ends and its files are compared."""
     torch.set_num_threads(1)
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become children, which can be waited for
     chance, outcome, paid = random.Random(f"{stage.name} {seed}"), Outcome(stage.name), Paid()
     server, url = serving(stage, paid) if stage.server else (0, "")
     calm, work = folder / "calm/work", folder / "killed/work"

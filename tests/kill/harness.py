@@ -212,22 +212,26 @@ def _ended(child: int, until: float) -> int | None:
 
 
 def _strike(child: int, chance: random.Random, outcome: Outcome) -> None:
-    """Kill one process of a start or all of them, and wait until none is left."""
-    members = _members(child)
+    """Kill one process of a start or all of them, and wait until none is left.
+
+    A start goes on without a process that only shared the prompts of an estimate, and then ends by itself.
+    """
+    struck = child
     with suppress(ProcessLookupError):  # a job that has ended meanwhile
         if chance.random() < 0.5:
             outcome.group += 1
             os.killpg(child, signal.SIGKILL)
         else:
             outcome.alone += 1
-            os.kill(chance.choice(members or [child]), signal.SIGKILL)
-    _clear(child, outcome)
+            struck = chance.choice(_members(child) or [child])
+            os.kill(struck, signal.SIGKILL)
+    _clear(child, outcome, wait=GONE if struck == child else LIMIT)
 
 
-def _clear(child: int, outcome: Outcome, reaped: bool = False) -> None:
-    """Wait until no process of a start is left."""
+def _clear(child: int, outcome: Outcome, reaped: bool = False, wait: float = GONE) -> None:
+    """Wait until no process of a start is left, `wait` seconds for the first one of them."""
+    reaped = reaped or _ended(child, time.monotonic() + wait) is not None
     until = time.monotonic() + GONE
-    reaped = reaped or _ended(child, until) is not None
     while reaped and time.monotonic() < until:
         try:
             if not os.waitpid(-child, os.WNOHANG)[0]:  # jobs, which are ours now
